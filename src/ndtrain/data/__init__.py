@@ -1,0 +1,1 @@
+"""From files of rows to packed token rows, dealt to the ranks that read them."""

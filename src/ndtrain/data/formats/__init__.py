@@ -1,0 +1,1 @@
+"""From a row's columns to a sample; one file for each family of formats."""

@@ -1,0 +1,185 @@
+"""Conversations: messages, ShareGPT turns, tool calls, the chosen side of preferences."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ndtrain.data.formats.tools import read_tool_calls, read_tools
+from ndtrain.data.rows import Row
+from ndtrain.data.sample import Chat, Segment, Turn
+from ndtrain.recipe.schema import DatasetSpec
+
+_ROLES: Mapping[str, str] = {
+    "human": "user",
+    "user": "user",
+    "prompter": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "model": "assistant",
+    "bot": "assistant",
+    "chatgpt": "assistant",
+    "function_call": "assistant",
+    "system": "system",
+    "developer": "developer",
+    "tool": "tool",
+    "observation": "tool",
+    "function": "tool",
+    "function_response": "tool",
+}
+
+
+def read_chat(row: Row, spec: DatasetSpec) -> Chat:
+    """The turns of a row, with the chosen answer of a preference row, and its tools."""
+    messages = _messages(row, spec)
+    names = _property_names(row, spec, messages)
+    turns = [_turn(row, spec, names, message) for message in messages]
+    system = row.data.get("system")
+    if isinstance(system, str) and system and not any(turn.role == "system" for turn in turns):
+        turns.insert(0, Turn("system", system))
+    if spec.drop_system_message:
+        turns = [turn for turn in turns if turn.role != "system"]
+    return Chat(
+        tuple(turns),
+        read_tools(row, spec.field_tools),
+        is_preference=row.data.get("chosen") is not None,
+    )
+
+
+def _messages(row: Row, spec: DatasetSpec) -> Sequence[Mapping[str, Any]]:
+    """The turns as the row has them, the chosen answer last."""
+    data = row.data
+    column = spec.field_messages or next(
+        (name for name in ("messages", "conversations", "conversation") if name in data), None
+    )
+    turns: list[Any] = []
+    if column is not None:
+        turns = _list_of_turns(row, column)
+    elif isinstance(data.get("prompt"), str) and "chosen" in data:
+        turns = [{"role": "user", "content": data["prompt"]}]
+    elif isinstance(data.get("prompt"), list):
+        turns = _list_of_turns(row, "prompt")
+    elif "chosen" not in data:
+        known = ", ".join(f"'{name}'" for name in data) or "none"
+        raise row.fail(
+            "no column of turns: neither 'messages' nor 'conversations'.",
+            f"Columns of this row: {known}. Name one with field_messages, or set another type.",
+        )
+    chosen = data.get("chosen")
+    if isinstance(chosen, str):
+        turns = [*turns, {"role": "assistant", "content": chosen}]
+    elif isinstance(chosen, dict):
+        turns = [*turns, chosen]
+    elif isinstance(chosen, list):
+        whole = _list_of_turns(row, "chosen")
+        turns = whole if whole[: len(turns)] == turns else [*turns, *whole]
+    return turns
+
+
+def _list_of_turns(row: Row, column: str) -> list[Any]:
+    """A column that must be a list of objects, or JSON text of one."""
+    value = row.data.get(column)
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError:
+            value = None
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise row.fail(f"column '{column}' must be a list of turns.")
+    return value
+
+
+def _property_names(
+    row: Row, spec: DatasetSpec, messages: Sequence[Mapping[str, Any]]
+) -> Mapping[str, str]:
+    """Which key of a turn holds its role and which its content."""
+    names: dict[str, str] = {}
+    if messages:
+        first = messages[0]
+        for target, choices in (("role", ("role", "from")), ("content", ("content", "value"))):
+            names[target] = next((name for name in choices if name in first), choices[0])
+    return names | (spec.message_property_mappings or {})
+
+
+def _turn(
+    row: Row, spec: DatasetSpec, names: Mapping[str, str], message: Mapping[str, Any]
+) -> Turn:
+    """One turn, its role translated and its content joined to text."""
+    spoken, content = message.get(names["role"]), message.get(names["content"])
+    if spoken is None and content is None:  # the chosen answer may be spelt the other way
+        spoken = message.get("role", message.get("from"))
+        content = message.get("content", message.get("value"))
+    if not isinstance(spoken, str):
+        raise row.fail(
+            f"a turn has no role under '{names['role']}': its keys are {', '.join(message)}.",
+            "Name the keys with message_property_mappings.",
+        )
+    role = _target_role(row, spec, spoken)
+    extra = {
+        target: message[source]
+        for target, source in names.items()
+        if target not in ("role", "content") and message.get(source) is not None
+    }
+    if message.get(spec.field_thinking) is not None:
+        extra["reasoning_content"] = message[spec.field_thinking]
+    for key in ("name", "tool_call_id"):
+        if isinstance(message.get(key), str):
+            extra[key] = message[key]
+    calls = message.get("tool_calls")
+    if spoken == "function_call":
+        calls, content = content, ""
+    if calls:
+        extra["tool_calls"] = read_tool_calls(row, calls)
+    text, parts = _content(row, content, spoken, has_calls="tool_calls" in extra)
+    return Turn(role, text, _switch(row, spec, message), parts, extra)
+
+
+def _target_role(row: Row, spec: DatasetSpec, spoken: str) -> str:
+    """The role under which the template knows a speaker."""
+    for target, sources in (spec.roles or {}).items():
+        if spoken in sources or spoken == target:
+            return target
+    return _ROLES.get(spoken, spoken)
+
+
+def _switch(row: Row, spec: DatasetSpec, message: Mapping[str, Any]) -> bool | None:
+    """The turn's own wish to be trained: its `train` flag, or a weight of 0 or 1."""
+    for key in (spec.message_field_training, "weight"):
+        value = message.get(key)
+        if value is None:
+            continue
+        if value not in (0, 1):
+            raise row.fail(f"'{key}' of a turn is {value!r}; it must be true or false, 1 or 0.")
+        return bool(value)
+    return None
+
+
+def _content(
+    row: Row, content: Any, spoken: str, has_calls: bool
+) -> tuple[str, tuple[Segment, ...]]:
+    """The text of a turn and, where its parts have switches, the parts."""
+    if isinstance(content, str):
+        return content, ()
+    if content is None:
+        if has_calls:
+            return "", ()
+        raise row.fail(f"the content of a '{spoken}' turn is missing or null.")
+    if isinstance(content, dict) and spoken in ("tool", "observation", "function"):
+        return json.dumps(content, ensure_ascii=False), ()
+    if not isinstance(content, list):
+        raise row.fail(f"the content of a '{spoken}' turn must be text or a list of parts.")
+    parts: list[Segment] = []
+    switched = False
+    for part in content:
+        text = part if isinstance(part, str) else None
+        if isinstance(part, dict) and part.get("type", "text") == "text":
+            text = part.get("text", part.get("content"))
+        if not isinstance(text, str):
+            kind = part.get("type") if isinstance(part, dict) else part
+            raise row.fail(
+                f"a part of type {kind!r} in a '{spoken}' turn is not text.",
+                "Only text is trained; remove images and other media.",
+            )
+        wish = part.get("train", part.get("weight")) if isinstance(part, dict) else None
+        switched |= wish is not None
+        parts.append(Segment(text, trained=wish is None or bool(wish)))
+    return "".join(part.text for part in parts), tuple(parts) if switched else ()

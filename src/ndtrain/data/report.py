@@ -1,0 +1,69 @@
+"""What preparation did: counts a user can check before anything is trained."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class SourceReport:
+    """Counts of one dataset.
+
+    Attributes:
+        dropped: rows left out, by reason.
+        changed: rows kept but not whole, by what happened to them.
+        warnings: rows that look wrong, by what looks wrong.
+        examples: the first place of each reason.
+    """
+
+    path: str
+    rows_in: int
+    rows_used: int
+    tokens: int
+    trained_tokens: int
+    duplicates: int
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    changed: Mapping[str, int] = field(default_factory=dict)
+    warnings: Mapping[str, int] = field(default_factory=dict)
+    examples: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DataReport:
+    """Counts of all datasets and of the rows that will be trained.
+
+    Attributes:
+        train_rows: rows of an epoch before packing; mixing may repeat or leave out rows.
+        lengths: [upper bound in tokens, rows] of each bin of the length histogram.
+        packed_rows: rows of an epoch after packing; None without packing.
+        fill: share of packed rows that is not padding; None without packing.
+        cached: whether this preparation was found ready.
+    """
+
+    sources: tuple[SourceReport, ...]
+    train_rows: int
+    eval_rows: Mapping[str, int]
+    tokens: int
+    trained_tokens: int
+    longest: int
+    lengths: tuple[tuple[int, int], ...] = ()
+    packed_rows: int | None = None
+    fill: float | None = None
+    cached: bool = False
+
+    @property
+    def trained_share(self) -> float:
+        """Trained tokens over all tokens."""
+        return self.trained_tokens / self.tokens if self.tokens else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain types, for scripts."""
+        return {**asdict(self), "trained_share": self.trained_share}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> "DataReport":
+        """The inverse of `to_json`."""
+        fields = {key: value for key, value in data.items() if key != "trained_share"}
+        fields["sources"] = tuple(SourceReport(**source) for source in data["sources"])
+        fields["lengths"] = tuple((int(top), int(rows)) for top, rows in data["lengths"])
+        return DataReport(**fields)

@@ -1,0 +1,184 @@
+"""Where the rows of a dataset come from, and what identifies their content.
+
+A source is a list of local files, a dataset of the hub, or made-up rows. To add a file kind, name
+its reader in READERS.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from ndtrain.data.rows import RawRow, read_json, read_text
+from ndtrain.data.tables import read_arrow, read_csv, read_parquet
+from ndtrain.errors import DataError, RecipeError
+from ndtrain.recipe.addresses import resolve_address
+from ndtrain.recipe.schema import DatasetSpec
+
+READERS: Mapping[str, Callable[[Path], Iterator[RawRow]]] = {
+    "json": read_json,
+    "csv": read_csv,
+    "parquet": read_parquet,
+    "arrow": read_arrow,
+    "text": read_text,
+}
+SUFFIXES: Mapping[str, str] = {
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".csv": "csv",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".txt": "text",
+    ".md": "text",
+}
+
+
+class Source(Protocol):
+    """A place that rows are read from."""
+
+    @property
+    def size(self) -> int | None:
+        """Bytes to read, None when unknown."""
+
+    def fingerprint(self) -> str:
+        """Identifies the content: different rows give a different fingerprint."""
+
+    def rows(self) -> Iterator[RawRow]:
+        """The rows in their order."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """Local files, read one after the other."""
+
+    paths: tuple[Path, ...]
+    kind: str | None
+
+    @property
+    def size(self) -> int | None:
+        """Bytes of all files."""
+        return sum(path.stat().st_size for path in self.paths)
+
+    def fingerprint(self) -> str:
+        """Hash of names and contents."""
+        total = hashlib.sha256()
+        for path in self.paths:
+            try:
+                with path.open("rb") as file:
+                    content = hashlib.file_digest(file, "sha256").hexdigest()
+            except OSError as error:
+                raise _unreadable(path, error) from error
+            total.update(f"{path.name}\0{self._kind_of(path)}\0{content}\n".encode())
+        return total.hexdigest()
+
+    def rows(self) -> Iterator[RawRow]:
+        """The rows of each file."""
+        for path in self.paths:
+            try:
+                yield from READERS[self._kind_of(path)](path)
+            except OSError as error:
+                raise _unreadable(path, error) from error
+
+    def _kind_of(self, path: Path) -> str:
+        """The file kind: as the recipe says, else by suffix."""
+        return self.kind or SUFFIXES.get(path.suffix.lower(), "json")
+
+
+def _unreadable(path: Path, error: OSError) -> DataError:
+    """The message for a file that is there but cannot be read."""
+    return DataError(f"the file cannot be read: {error.strerror or error}.", where=str(path))
+
+
+@dataclass(frozen=True)
+class Synthetic:
+    """Random token ids, for smoke tests and memory probes."""
+
+    spec: DatasetSpec
+    vocabulary: int
+    seed: int
+
+    @property
+    def size(self) -> int | None:
+        """Nothing is read."""
+        return None
+
+    def fingerprint(self) -> str:
+        """The numbers they are drawn from."""
+        spec = self.spec
+        return (
+            f"synthetic {spec.length} {spec.sequence_length} {self._bounds()} "
+            f"{self.seed if spec.seed is None else spec.seed}"
+        )
+
+    def rows(self) -> Iterator[RawRow]:
+        """Rows of equal length."""
+        seed = self.seed if self.spec.seed is None else self.spec.seed
+        generator = np.random.default_rng(seed)
+        low, high = self._bounds()
+        for number in range(1, self.spec.length + 1):
+            ids = generator.integers(low, high, self.spec.sequence_length).tolist()
+            yield RawRow(f"synthetic: row {number}", {"input_ids": ids})
+
+    def _bounds(self) -> tuple[int, int]:
+        """First id and the one after the last."""
+        high = self.spec.max_input_id
+        top = self.vocabulary if high is None else min(high + 1, self.vocabulary)
+        return min(self.spec.min_input_id, top - 1), top
+
+
+def find_source(spec: DatasetSpec, vocabulary: int, seed: int, streaming: bool = False) -> Source:
+    """The source that a dataset entry names.
+
+    Args:
+        streaming: read a hub dataset row by row instead of downloading it first.
+
+    Raises:
+        RecipeError: a file does not exist; `where` names the key of the entry.
+    """
+    if spec.path == "synthetic":
+        return Synthetic(spec, vocabulary, seed)
+    if spec.path in READERS and spec.data_files is not None:
+        return Files(tuple(_match(Path(), spec.data_files)), spec.path)
+    path = resolve_address(spec.path)
+    if path is None:
+        from ndtrain.data.hub import HubSource
+
+        return HubSource(spec, streaming)
+    if not path.exists():
+        raise RecipeError(
+            f"dataset '{spec.path}' does not exist.",
+            where="path",
+            hint=f"Paths start at the current folder, '{Path.cwd()}'.",
+        )
+    return Files(tuple(_list_files(path, spec)), spec.ds_type)
+
+
+def _list_files(path: Path, spec: DatasetSpec) -> Sequence[Path]:
+    """The files behind a path: itself, those in a folder, or those that data_files names."""
+    if path.is_file():
+        return [path]
+    if spec.data_files is not None:
+        return _match(path, spec.data_files)
+    files = sorted(item for item in path.rglob("*") if item.suffix.lower() in SUFFIXES)
+    if not files:
+        raise RecipeError(
+            f"the folder '{path}' holds no data file ({', '.join(SUFFIXES)}).", where="path"
+        )
+    return files
+
+
+def _match(folder: Path, data_files: Sequence[str] | str) -> Sequence[Path]:
+    """The files that names or patterns choose, in the order of the patterns."""
+    patterns = (data_files,) if isinstance(data_files, str) else data_files
+    chosen: list[Path] = []
+    for pattern in patterns:
+        whole = (folder / pattern).expanduser()
+        found = [whole] if whole.is_file() else sorted(folder.glob(pattern))
+        if not found:
+            raise RecipeError(f"no file matches '{whole}'.", where="data_files")
+        chosen += found
+    return chosen

@@ -1,0 +1,1 @@
+"""Chat templates of model families, one in each file."""

@@ -1,0 +1,111 @@
+"""The output head as a module that gives losses instead of logits.
+
+Shape letters: T tokens, H hidden features, V vocabulary of this rank.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from ndtrain.data.batch import IGNORED
+from ndtrain.model.loss import Vocabulary, chunked_loss_sum
+from ndtrain.parallel.dropout import DropoutKeys
+
+
+class LogitShape:
+    """What an architecture does to its logits after the head.
+
+    Args:
+        config: the model's configuration.
+    """
+
+    def __init__(self, config: object) -> None:
+        softcap = getattr(config, "final_logit_softcapping", None)
+        self.softcap: float | None = float(softcap) if softcap else None
+        # Cohere multiplies, Granite divides
+        multiplier = getattr(config, "logit_scale", None)
+        divisor = getattr(config, "logits_scaling", None)
+        self.scale = float(multiplier or 1.0) / float(divisor or 1.0)
+
+    def __call__(self, logits: torch.Tensor) -> torch.Tensor:
+        """Apply scale and cap."""
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        if self.softcap is not None:
+            logits = torch.tanh(logits / self.softcap) * self.softcap
+        return logits
+
+
+class TokenHead(nn.Module):
+    """Hidden states to the sum of token losses, by chunks of tokens.
+
+    Args:
+        head: the model's output head, possibly split over the vocabulary or adapted.
+        shape: what happens to the logits.
+        vocabulary: the part of the vocabulary that the head gives logits of.
+        keys: what dropout inside an adapted head reads.
+        chunk: tokens whose logits exist at one time.
+    """
+
+    def __init__(
+        self,
+        head: nn.Module,
+        shape: LogitShape,
+        vocabulary: Vocabulary,
+        keys: DropoutKeys,
+        *,
+        chunk: int,
+    ) -> None:
+        super().__init__()
+        self.head = head
+        self.vocabulary = vocabulary
+        self._shape = shape
+        self._keys = keys
+        self._chunk = chunk
+
+    @contextmanager
+    def _dropout_at(self, tokens: torch.Tensor | None, place: slice) -> Iterator[None]:
+        """Let dropout inside the head read the keys of one chunk of tokens."""
+        before = self._keys.tokens
+        if tokens is not None:
+            self._keys.tokens = tokens.flatten()[place]
+        try:
+            yield
+        finally:
+            self._keys.tokens = before
+
+    def forward(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Sum of the losses of the trained tokens, fp32 scalar.
+
+        Args:
+            hidden: hidden states [T, H].
+            targets: next tokens [T].
+        """
+        tokens = self._keys.tokens
+        if hidden.device.type == "cpu":
+            # tokens without a target need no logits; a device would have to wait for their number
+            trained = (targets != IGNORED).nonzero().squeeze(1)
+            if len(trained) == 0:
+                trained = torch.zeros(1, dtype=torch.long)
+            hidden, targets = hidden[trained], targets[trained]
+            tokens = None if tokens is None else tokens.flatten()[trained]
+
+        def logits(part: torch.Tensor, place: slice) -> torch.Tensor:
+            with self._dropout_at(tokens, place):
+                return self._shape(self.head(part))
+
+        return chunked_loss_sum(
+            hidden,
+            targets,
+            logits,
+            tuple(self.head.parameters()),
+            self.vocabulary,
+            chunk=self._chunk,
+        )
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [T, V] of this rank's part of the vocabulary."""
+        shaped: torch.Tensor = self._shape(self.head(hidden))
+        return shaped

@@ -1,0 +1,103 @@
+"""Trading time for memory inside a block: recompute activations, or compile the block.
+
+Both replace a block's `forward`, so parameter names and the hooks that gather its weights stay as
+they are. It is one or the other: a compiled block recomputes within its own graph, where what the
+backward pass does not read, such as the block's last product, is not repeated. Only where it is
+more than one graph, compiling goes inside and recomputing outside.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.attention.varlen  # registers its operation
+from torch import nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+_ATTENTION_OPS = (
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.aten._scaled_dot_product_attention_math.default,
+    torch.ops.torch_attn._varlen_attn.default,
+)
+
+_PRICES_OBJECTS = "unsafe_treat_script_objects_as_zero_size"
+"""Setting of torch 2.13 and later, whose compiler refuses to price an object."""
+
+
+def _keep_attention(_: Any, operation: Any, *__: Any, **___: Any) -> CheckpointPolicy:
+    if operation in _ATTENTION_OPS:
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def apply_recompute(blocks: Iterable[nn.Module], policy: str) -> None:
+    """Recompute each block in the backward pass instead of keeping its activations.
+
+    Args:
+        blocks: the blocks, whose `forward` is replaced.
+        policy: `full` keeps the block's input only; `attention` keeps attention's output too.
+    """
+    contexts: dict[str, Any] = {}
+    if policy == "attention":
+        contexts["context_fn"] = partial(create_selective_checkpoint_contexts, _keep_attention)
+    for block in blocks:
+        # every rank's dropout is keyed by place, so no random state needs to be restored
+        block.forward = partial(
+            checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False, **contexts
+        )
+
+
+def apply_compile(blocks: Iterable[nn.Module], budget: float, *, whole: bool = True) -> None:
+    """Compile each block as one graph; equal blocks share the compiled code.
+
+    Args:
+        blocks: the blocks, whose `forward` is replaced.
+        budget: share of the activations that the compiler may keep; 0 keeps the block's input
+            only. It prices what it recomputes by floating-point work, so that matrix products
+            and attention go last.
+        whole: a block is one graph; else one before and one after a part that allows it.
+    """
+    # where an earlier model of this process had other sizes, they would count as varying
+    torch._dynamo.reset()
+    for block in blocks:
+        block.forward = compile_function(block.forward, budget=budget, whole=whole)
+
+
+def compile_function(
+    function: Callable[..., Any], *, budget: float, whole: bool = True
+) -> Callable[..., Any]:
+    """Compile a forward pass; equal modules share the compiled code.
+
+    Args:
+        function: a module's `forward`.
+        budget: share of the activations that the compiler may keep.
+        whole: it is one graph; else it may be left where `error_on_graph_break` is off.
+    """
+    import torch._functorch.config as partitioner
+
+    # The compiler's settings belong to a thread, and the backward pass recomputes in another one:
+    # they are in force exactly while the function runs.
+    chosen: dict[str, Any] = {
+        "activation_memory_budget": budget,
+        # count custom operations such as attention over documents among what is worth keeping
+        "is_non_builtin_to_include": True,
+    }
+    if hasattr(partitioner, _PRICES_OBJECTS):
+        # process groups are inputs of a block's graph, and nothing that it could keep or not
+        chosen[_PRICES_OBJECTS] = True
+    settings = partitioner.patch(chosen)
+    # graphs of their own: training, evaluation, rows of many lengths, documents and whole rows
+    limit = torch._dynamo.config.patch(recompile_limit=64)
+    compiled = torch.compile(function, fullgraph=whole)
+    if not whole:
+        compiled = torch._dynamo.error_on_graph_break(True)(compiled)
+    result: Callable[..., Any] = limit(settings(compiled))
+    return result

@@ -1,0 +1,1 @@
+"""The recipe: its keys, how it is read, checked and explained. Imports no heavy library."""

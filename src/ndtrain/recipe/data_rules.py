@@ -1,0 +1,119 @@
+"""Rules between the keys of the datasets and how rows are made of them."""
+
+from ndtrain.recipe.problem import KeyPath, Problem, both_given, unknown_word
+from ndtrain.recipe.schema import Recipe
+from ndtrain.recipe.words import CHAT_TEMPLATES, DATASET_TYPES
+
+
+def rows_given_once(recipe: Recipe) -> Problem | None:
+    """Training rows come from `datasets` or from `pretraining_dataset`, not from both."""
+    if recipe.datasets and recipe.pretraining_dataset:
+        return both_given("pretraining_dataset", "datasets")
+    if not recipe.datasets and not recipe.pretraining_dataset:
+        return Problem(
+            ("datasets",),
+            "no dataset is given.",
+            "Add a list of mappings with `path` and `type`.",
+            also=("pretraining_dataset",),
+        )
+    return None
+
+
+def stream_needs_max_steps(recipe: Recipe) -> Problem | None:
+    """A `pretraining_dataset` has no known end, so `max_steps` says when to stop."""
+    if recipe.pretraining_dataset and recipe.max_steps is None:
+        return Problem(("pretraining_dataset",), "needs max_steps.", also=("max_steps",))
+    return None
+
+
+def stream_has_no_held_out_share(recipe: Recipe) -> Problem | None:
+    """No share can be held out of a stream: `test_datasets` names the evaluation rows instead."""
+    if recipe.pretraining_dataset and recipe.val_set_size:
+        return Problem(
+            ("val_set_size",),
+            "a pretraining_dataset has no known length to hold rows out of.",
+            "Use test_datasets.",
+            also=("pretraining_dataset",),
+        )
+    return None
+
+
+def one_source_of_evaluation_rows(recipe: Recipe) -> Problem | None:
+    """Evaluation rows come from `val_set_size` or from `test_datasets`, not from both."""
+    if recipe.val_set_size and recipe.test_datasets:
+        return both_given("val_set_size", "test_datasets")
+    return None
+
+
+def held_out_share_or_count(recipe: Recipe) -> Problem | None:
+    """`val_set_size` is a share below 1 or a whole number of rows."""
+    size = recipe.val_set_size
+    if size >= 1 and size != int(size):
+        return Problem(("val_set_size",), f"'{size}' is neither a share below 1 nor a whole count.")
+    return None
+
+
+def dataset_types_exist(recipe: Recipe) -> Problem | None:
+    """The `type` of a dataset is one of the known row formats, a mapping, or null."""
+    for key in ("datasets", "test_datasets"):
+        for number, dataset in enumerate(getattr(recipe, key)):
+            if isinstance(dataset.type, str) and dataset.path != "synthetic":
+                problem = unknown_word((key, number, "type"), dataset.type, DATASET_TYPES)
+                if problem:
+                    return problem
+    return None
+
+
+def chat_templates_exist(recipe: Recipe) -> Problem | None:
+    """`chat_template` is tokenizer_default (the model's own), jinja, or the name of a family.
+
+    `tokenizer_default_fallback_<family>` takes the family's where the model has none.
+    """
+    given: list[tuple[KeyPath, str]] = [(("chat_template",), recipe.chat_template)]
+    for key in ("datasets", "test_datasets"):
+        for number, dataset in enumerate(getattr(recipe, key)):
+            if dataset.chat_template is not None:
+                given.append(((key, number, "chat_template"), dataset.chat_template))
+    for path, word in given:
+        family = word.removeprefix("tokenizer_default_fallback_")
+        if family != word and family in CHAT_TEMPLATES:
+            continue
+        problem = unknown_word(path, word, ("tokenizer_default", "jinja", *CHAT_TEMPLATES))
+        if problem:
+            return problem
+    return None
+
+
+def jinja_template_given(recipe: Recipe) -> Problem | None:
+    """`chat_template: jinja` needs the template in `chat_template_jinja`."""
+    if recipe.chat_template == "jinja" and not recipe.chat_template_jinja:
+        return Problem(
+            ("chat_template",), "'jinja' needs chat_template_jinja.", also=("chat_template_jinja",)
+        )
+    return None
+
+
+def shares_or_counts(recipe: Recipe) -> Problem | None:
+    """In a mixture each dataset has a `weight` or a number of `samples`, not both."""
+    for number, dataset in enumerate(recipe.datasets):
+        if dataset.weight is not None and dataset.samples is not None:
+            return Problem(
+                ("datasets", number, "samples"), "'weight' is given too.", "Keep one of them."
+            )
+    return None
+
+
+def all_or_no_weights(recipe: Recipe) -> Problem | None:
+    """Shares are relative to each other, so either every dataset has a `weight` or none has."""
+    without = [
+        number
+        for number, dataset in enumerate(recipe.datasets)
+        if dataset.weight is None and dataset.samples is None
+    ]
+    if without and any(dataset.weight is not None for dataset in recipe.datasets):
+        return Problem(
+            ("datasets", without[0]),
+            "has no weight, but another dataset has one.",
+            "Give every dataset a weight, or none.",
+        )
+    return None

@@ -1,0 +1,69 @@
+"""The files that a recipe names must exist: found here, before any process is started."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ndtrain.errors import RecipeError
+from ndtrain.recipe.addresses import PACKAGE, looks_local, resolve_address
+from ndtrain.recipe.data_keys import DatasetSpec, PretrainingSpec
+from ndtrain.recipe.problem import KeyPath, Problem, nearest
+from ndtrain.recipe.schema import Recipe
+
+
+def missing_files(recipe: Recipe) -> Iterator[Problem]:
+    """A problem for each local file of a dataset or template that does not exist."""
+    for key in ("datasets", "test_datasets", "pretraining_dataset"):
+        for number, source in enumerate(getattr(recipe, key)):
+            yield from _missing_source((key, number), source)
+    if recipe.chat_template_jinja is not None:
+        yield from _missing_template(("chat_template_jinja",), recipe.chat_template_jinja)
+
+
+def _missing_source(path: KeyPath, source: DatasetSpec | PretrainingSpec) -> Iterator[Problem]:
+    problem = None
+    if source.path != "synthetic":
+        problem = _missing_path((*path, "path"), source.path, must_be_local=False)
+    if problem:
+        yield problem
+    elif source.path in ("json", "csv", "parquet", "arrow", "text"):
+        names = source.data_files
+        for name in (names,) if isinstance(names, str) else names or ():
+            found = None if "*" in name else _missing_path((*path, "data_files"), name, True)
+            if found:
+                yield found
+    if isinstance(source, DatasetSpec) and source.chat_template_jinja is not None:
+        yield from _missing_template((*path, "chat_template_jinja"), source.chat_template_jinja)
+
+
+def _missing_path(path: KeyPath, text: str, must_be_local: bool) -> Problem | None:
+    if text.startswith(PACKAGE):
+        try:
+            resolve_address(text)
+        except RecipeError as error:
+            return Problem(path, error.message, error.hint)
+        return None
+    if "://" in text or not (must_be_local or looks_local(text)):
+        return None
+    file = Path(text).expanduser()
+    if file.exists():
+        return None
+    return Problem(path, f"the file '{text}' does not exist.", _advice(file))
+
+
+def _advice(file: Path) -> str:
+    """The file that was probably meant, or how the path was read."""
+    siblings = [entry.name for entry in file.parent.glob("*")] if file.parent.is_dir() else []
+    close = nearest(file.name, siblings)
+    if close:
+        return f"Did you mean '{file.parent / close}'?"
+    if not file.is_absolute():
+        return f"Paths start at the current folder, '{Path.cwd()}'."
+    return ""
+
+
+def _missing_template(path: KeyPath, text: str) -> Iterator[Problem]:
+    """A template without any Jinja in it is a file name."""
+    if "{" not in text and "\n" not in text:
+        problem = _missing_path(path, text, must_be_local=True)
+        if problem:
+            yield problem

@@ -1,0 +1,28 @@
+"""Names that a recipe may use for things which live in heavier layers.
+
+A misspelt optimizer is found before torch is imported. A test holds each tuple to the registry it
+stands for.
+"""
+
+OPTIMIZERS = (
+    "adamw_torch_fused",
+    "adamw_torch",
+    "adam",
+    "adamax",
+    "nadam",
+    "radam",
+    "sgd",
+    "adagrad",
+    "rmsprop",
+)
+
+LOW_BIT_OPTIMIZERS = ("adamw_torch_fused", "adamw_torch")
+"""Optimizers that can keep their states in fewer bits, and round bf16 weights by chance."""
+
+SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine", "wsd")
+
+DATASET_TYPES = ("alpaca", "chat_template", "sharegpt", "completion", "input_output")
+
+CHAT_TEMPLATES = ("chatml", "llama3", "qwen", "gemma", "mistral")
+
+TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")

@@ -1,0 +1,1 @@
+"""What users and scripts see of a run: events, console, metrics, pictures."""

@@ -1,0 +1,34 @@
+"""Files that are either the old or the new ones, never half of each."""
+
+import os
+from pathlib import Path
+
+from ndtrain.errors import CheckpointError
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write `text` to `path` beside it first, then put it in place in one step.
+
+    Raises:
+        CheckpointError: the folder cannot be written or the disk is full.
+    """
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with unfinished.open("w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise write_failure(path, error) from error
+
+
+def write_failure(path: Path | str, error: OSError) -> CheckpointError:
+    """The message for a file of the run that could not be written."""
+    reason = error.strerror or type(error).__name__
+    return CheckpointError(
+        f"cannot be written: {reason}.",
+        where=str(path),
+        hint="Free space or rights there, or set output_dir to another folder.",
+    )

@@ -1,0 +1,215 @@
+"""Two runs side by side: their settings, and how far their losses are apart, step by step."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ndtrain.plan.plan import AXES, ParallelPlan
+from ndtrain.recipe.schema import DatasetSpec
+from ndtrain.report.chart import CHART_STYLE, Series, draw_chart
+from ndtrain.report.recorded import RecordedRun
+from ndtrain.report.wording import number, sparkline
+
+
+@dataclass(frozen=True)
+class LossDistance:
+    """One loss of two runs.
+
+    Attributes:
+        last: of each run.
+        shared: number of steps that both have.
+        step: of those, where they are furthest apart; None without any.
+        there: both losses at that step.
+    """
+
+    last: tuple[float, float]
+    shared: int
+    step: int | None = None
+    there: tuple[float, float] | None = None
+
+    @property
+    def largest(self) -> float | None:
+        """The largest relative distance, 0 where all shared steps are equal to the last bit."""
+        return None if self.there is None else relative_distance(*self.there)
+
+    def to_json(self) -> dict[str, Any]:
+        """For scripts, with `a` and `b` for the runs."""
+        return {
+            "last": _by_run(self.last),
+            "shared_steps": self.shared,
+            "largest_relative_distance": self.largest,
+            "at_step": self.step,
+            "there": None if self.there is None else _by_run(self.there),
+        }
+
+
+def loss_distance(
+    first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]]
+) -> LossDistance | None:
+    """The distance of two runs' records of one kind; None where a run has none."""
+    if not first or not second:
+        return None
+    losses_a = {record["step"]: record["loss"] for record in first}
+    losses_b = {record["step"]: record["loss"] for record in second}
+    last = (first[-1]["loss"], second[-1]["loss"])
+    apart = {
+        step: relative_distance(losses_a[step], losses_b[step])
+        for step in sorted(losses_a.keys() & losses_b.keys())
+    }
+    if not apart:
+        return LossDistance(last, 0)
+    worst = max(apart, key=lambda step: apart[step])
+    return LossDistance(last, len(apart), worst, (losses_a[worst], losses_b[worst]))
+
+
+def comparison_json(first: RecordedRun, second: RecordedRun) -> dict[str, Any]:
+    """What `compare --json` prints; a run that lacks a setting lacks it here."""
+    loss = loss_distance(first.history.steps, second.history.steps)
+    evals = loss_distance(first.history.evals, second.history.evals)
+    return {
+        "a": str(first.directory.path),
+        "b": str(second.directory.path),
+        "settings": {
+            key: {run: value for run, value in _by_run(values).items() if value is not _ABSENT}
+            for key, *values in setting_differences(first.settings, second.settings)
+        },
+        "mesh": _by_run((_sizes(first.parallel), _sizes(second.parallel))),
+        "loss": loss and loss.to_json(),
+        "eval": evals and evals.to_json(),
+    }
+
+
+def _by_run(values: Sequence[Any]) -> dict[str, Any]:
+    return dict(zip(("a", "b"), values, strict=True))
+
+
+def _sizes(parallel: ParallelPlan | None) -> dict[str, int] | None:
+    return None if parallel is None else dict(zip(AXES, parallel.sizes, strict=True))
+
+
+def comparison_lines(first: RecordedRun, second: RecordedRun) -> Iterator[str]:
+    """Settings, mesh and losses, side by side."""
+    yield f"A       {first.directory.path}"
+    yield f"B       {second.directory.path}"
+    differing = list(setting_differences(first.settings, second.settings))
+    yield f"recipe  {_how_many(len(differing))}"
+    for key, value_a, value_b in differing:
+        yield f"        {key}: {_shown(value_a)} → {_shown(value_b)}"
+    if first.parallel != second.parallel:
+        yield f"mesh    {first.parallel} → {second.parallel}"
+    yield from _bars(first, second)
+    yield from _loss_lines("loss", first.history.steps, second.history.steps)
+    yield from _loss_lines("eval", first.history.evals, second.history.evals)
+
+
+def _how_many(differing: int) -> str:
+    if not differing:
+        return "the same settings"
+    return "1 setting differs" if differing == 1 else f"{differing} settings differ"
+
+
+_ABSENT = object()
+_ENTRY = re.compile(r"(.*?\[\d+\])\.")
+
+
+def setting_differences(
+    first: Mapping[str, Any], second: Mapping[str, Any]
+) -> Iterator[tuple[str, Any, Any]]:
+    """Dotted key and both values of each setting that differs; one that is missing is `absent`."""
+    flat_a, flat_b = dict(_flat(first)), dict(_flat(second))
+    told: set[str] = set()
+    for key in dict.fromkeys([*flat_a, *flat_b]):
+        value_a, value_b = flat_a.get(key, _ABSENT), flat_b.get(key, _ABSENT)
+        if value_a == value_b:
+            continue
+        entry = _ENTRY.match(key)
+        if entry is not None and _ABSENT in (value_a, value_b):
+            whole_a, whole_b = _entry_in(flat_a, entry[1]), _entry_in(flat_b, entry[1])
+            if _ABSENT in (whole_a, whole_b):
+                # an entry of a list that only one of them has is one difference
+                if entry[1] not in told:
+                    yield entry[1], whole_a, whole_b
+                told.add(entry[1])
+                continue
+        yield key, value_a, value_b
+
+
+def _entry_in(flat: Mapping[str, Any], entry: str) -> Any:
+    """What is set in an entry of a list, defaults of a dataset left out; else `absent`."""
+    head = f"{entry}."
+    values = {key.removeprefix(head): value for key, value in flat.items() if key.startswith(head)}
+    if not values:
+        return _ABSENT
+    defaults = (
+        DatasetSpec.model_validate({"path": ""}).model_dump(mode="json")
+        if "datasets[" in entry
+        else {}
+    )
+    return {name: value for name, value in values.items() if value != defaults.get(name, _ABSENT)}
+
+
+def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for name, part in value.items():
+            yield from _flat(part, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list) and any(isinstance(part, Mapping) for part in value):
+        for place, part in enumerate(value):
+            yield from _flat(part, f"{key}[{place}]")
+    else:
+        yield key, value
+
+
+def _shown(value: Any) -> str:
+    return "absent" if value is _ABSENT else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _bars(first: RecordedRun, second: RecordedRun) -> Iterator[str]:
+    """Both training losses as bars."""
+    for label, run in (("A", first), ("B", second)):
+        bars = sparkline([loss for _, loss in run.history.curve("loss")])
+        if bars:
+            yield f"loss {label}  {bars}"
+
+
+def _loss_lines(
+    label: str, first: list[dict[str, Any]], second: list[dict[str, Any]]
+) -> Iterator[str]:
+    """The largest relative distance over the steps that both have, and where it is."""
+    found = loss_distance(first, second)
+    if found is None:
+        return
+    head = f"{label}    last {number(found.last[0])} → {number(found.last[1])}"
+    if found.there is None:
+        yield f"{head}; no step in common"
+    elif not found.largest:
+        yield f"{head}; equal to the last bit over {found.shared} shared steps"
+    else:
+        yield (
+            f"{head}; at most {found.largest:.2e} relative apart over {found.shared} shared steps "
+            f"(step {found.step}: {found.there[0]!r} and {found.there[1]!r})"
+        )
+
+
+def relative_distance(a: float, b: float) -> float:
+    """How far two losses are apart relative to the larger; infinite when only one is a number."""
+    if a == b or (a != a and b != b):
+        return 0.0
+    distance = abs(a - b) / max(abs(a), abs(b))
+    return distance if distance == distance else float("inf")
+
+
+def draw_both(first: RecordedRun, second: RecordedRun) -> str:
+    """Both training losses in one picture."""
+    name_a, name_b = first.name, second.name
+    if name_a == name_b:
+        name_a, name_b = f"A: {name_a}", f"B: {name_b}"
+    return draw_chart(
+        "Training loss",
+        [
+            Series(name_a, first.history.curve("loss"), "first", noisy=True),
+            Series(name_b, second.history.curve("loss"), "second", noisy=True),
+        ],
+        style=CHART_STYLE,
+    )

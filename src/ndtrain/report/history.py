@@ -1,0 +1,61 @@
+"""A run as its records tell it: what charts, summaries and pages are drawn from."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Point = tuple[float, float]
+"""A step and a value."""
+
+
+@dataclass
+class History:
+    """Records by kind, in order of their steps."""
+
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    evals: list[dict[str, Any]] = field(default_factory=list)
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    starts: list[dict[str, Any]] = field(default_factory=list)
+    checkpoints: list[dict[str, Any]] = field(default_factory=list)
+    notices: list[dict[str, Any]] = field(default_factory=list)
+    ends: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Sort one record in; a kind that this version does not know is left out."""
+        by_event = {
+            "step": self.steps,
+            "eval": self.evals,
+            "samples": self.samples,
+            "start": self.starts,
+            "checkpoint": self.checkpoints,
+            "notice": self.notices,
+            "end": self.ends,
+        }
+        kind = by_event.get(record["event"])
+        if kind is not None:
+            kind.append(dict(record))
+
+    def replace(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Forget everything and begin with these records."""
+        kinds = (self.steps, self.evals, self.samples, self.starts)
+        for kind in (*kinds, self.checkpoints, self.notices, self.ends):
+            kind.clear()
+        for record in records:
+            self.add(record)
+
+    def curve(self, key: str) -> list[Point]:
+        """Step and value of each training step that has the value."""
+        return [
+            (record["step"], record[key]) for record in self.steps if record.get(key) is not None
+        ]
+
+    def eval_curve(self) -> list[Point]:
+        """Step and loss of each evaluation."""
+        return [(record["step"], record["loss"]) for record in self.evals]
+
+
+def gather(records: Iterable[Mapping[str, Any]]) -> History:
+    """The history that these records tell."""
+    history = History()
+    history.replace(records)
+    return history

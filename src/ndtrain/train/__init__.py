@@ -1,0 +1,1 @@
+"""The run: assembly, loop, optimizer, checkpoints and export."""

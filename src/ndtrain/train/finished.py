@@ -1,0 +1,71 @@
+"""A run that is over, started again: whether anything is left to train, and what to say if not."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from ndtrain.data.report import DataReport
+from ndtrain.errors import RecipeError
+from ndtrain.launch.status import read_status
+from ndtrain.plan.plan import Plan
+from ndtrain.recipe.load import load_recipe
+from ndtrain.recipe.schema import Recipe
+from ndtrain.report.run_directory import RunDirectory
+from ndtrain.train.recipe_changes import Change, compare_recipes
+from ndtrain.train.timetable import build_timetable
+
+_LEAVES_MODEL = frozenset({"export", "hub_model_id"})
+"""Keys whose change alone is a reason to start a finished run: the model is left anew."""
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run that is over, beside the recipe that is started now.
+
+    Attributes:
+        step: its last.
+        changes: keys that have another value now.
+    """
+
+    path: Path
+    step: int
+    changes: tuple[Change, ...]
+
+    @classmethod
+    def find(cls, run_dir: RunDirectory, recipe: Recipe) -> Self | None:
+        """The run in the folder, None when it is not over or its recipe cannot be read."""
+        status = read_status(run_dir.status)
+        if status is None or status.state != "finished":
+            return None
+        try:
+            before = load_recipe(run_dir.resolved, check=False).recipe
+        except RecipeError:
+            return None
+        sorted_changes = compare_recipes(
+            before.model_dump(mode="json", by_alias=True),
+            recipe.model_dump(mode="json", by_alias=True),
+        )
+        changes = (
+            *sorted_changes.changes_result,
+            *sorted_changes.impossible,
+            *sorted_changes.harmless,
+        )
+        return cls(run_dir.path, status.step, changes)
+
+    def has_nothing_left(self, recipe: Recipe, plan: Plan, rows: DataReport) -> bool:
+        """Whether the recipe as it is now ends where the run has ended, or before."""
+        if self.changes and {change.key for change in self.changes} <= _LEAVES_MODEL:
+            return False
+        per_epoch = rows.train_rows if rows.packed_rows is None else rows.packed_rows
+        steps_per_epoch = -(-per_epoch // plan.batch.global_batch)
+        timetable = build_timetable(recipe, steps_per_epoch, has_eval_rows=False)
+        return timetable.total_steps <= self.step
+
+    def __str__(self) -> str:
+        """What the user reads when nothing is done."""
+        lines = [f"{self.path} is finished after {self.step} steps; nothing to do."]
+        if self.changes:
+            listed = "; ".join(str(change) for change in self.changes)
+            lines.append(f"Changed since then, and not trained: {listed}.")
+        lines.append("Train it anew with --restart, or on with a higher num_epochs or max_steps.")
+        return " ".join(lines)

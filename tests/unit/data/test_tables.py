@@ -1,0 +1,82 @@
+"""Column files: CSV, Parquet and Arrow give the same rows as JSON lines."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from ndtrain.data.sources import Files
+from ndtrain.errors import DataError
+
+ROWS = [{"a": "x, y", "b": "1"}, {"a": "z\nw", "b": "2"}]
+
+
+def rows_of(path: Path) -> list[tuple[str, object]]:
+    return [(raw.where, raw.parse().data) for raw in Files((path,), None).rows()]
+
+
+def test_csv_rows_know_their_first_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('\ufeffa,b\r\n"x, y",1\r\n"z\nw",2\r\n', encoding="utf-8", newline="")
+    assert rows_of(path) == [(f"{path}:2", ROWS[0]), (f"{path}:3", ROWS[1])]
+
+
+def test_csv_row_with_too_many_cells(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("a,b\n1,2\n1,2,3\n")
+    with pytest.raises(DataError, match="more cells than the 2 columns") as caught:
+        rows_of(path)
+    assert caught.value.where == f"{path}:3"
+
+
+def test_csv_that_is_not_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"a,b\n1,2\n\xff,3\n")
+    with pytest.raises(DataError, match="byte 0xff is not UTF-8"):
+        rows_of(path)
+
+
+def test_parquet(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pa.Table.from_pylist(ROWS), path)
+    assert rows_of(path) == [(f"{path}: row 1", ROWS[0]), (f"{path}: row 2", ROWS[1])]
+
+
+@pytest.mark.parametrize("kind", ["file", "stream"])
+def test_arrow(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "a.arrow"
+    table = pa.Table.from_pylist(ROWS)
+    make = pa.ipc.new_file if kind == "file" else pa.ipc.new_stream
+    with pa.OSFile(str(path), "wb") as sink, make(sink, table.schema) as writer:
+        writer.write_table(table)
+    assert rows_of(path) == [(f"{path}: row 1", ROWS[0]), (f"{path}: row 2", ROWS[1])]
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_a_file_that_is_something_else(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_text('{"a": 1}\n')
+    with pytest.raises(DataError, match="not a readable"):
+        rows_of(path)
+
+
+def test_a_local_file_needs_neither_datasets_nor_pandas(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "hello"}\n')
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from ndtrain.data.prepare import prepare\n"
+        "from ndtrain.model.byte_tokenizer import build_byte_tokenizer\n"
+        "from ndtrain.recipe.schema import Recipe\n"
+        "recipe = Recipe.model_validate({'learning_rate': 1e-3, 'datasets': "
+        f"[{{'path': {str(path)!r}, 'type': 'completion'}}]}})\n"
+        f"prepare(recipe, build_byte_tokenizer(), 'bytes', Path({str(tmp_path / 'c')!r}))\n"
+        "print(sorted({'datasets', 'pandas'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout.strip() == "[]"

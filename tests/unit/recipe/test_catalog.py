@@ -1,0 +1,62 @@
+from pathlib import Path
+
+import pytest
+
+from ndtrain.errors import RecipeError
+from ndtrain.recipe.catalog import copy_example, find_example, list_examples
+from ndtrain.recipe.load import load_recipe
+
+
+def test_the_quickstart_comes_first() -> None:
+    assert list_examples()[0].name == "quickstart"
+
+
+@pytest.mark.parametrize("example", list_examples(), ids=lambda example: example.name)
+def test_the_listing_says_what_the_recipe_says(example) -> None:
+    recipe = load_recipe(example.path).recipe
+    ranks = (
+        recipe.dp_replicate_size
+        * (recipe.dp_shard_size or 1)
+        * recipe.context_parallel_size
+        * recipe.tensor_parallel_size
+    )
+    assert example.gpus == (0 if recipe.device == "cpu" else ranks)
+    assert example.method == (recipe.adapter or "full")
+    assert example.model in (recipe.base_model or "random weights")
+    assert example.title
+
+
+def test_names_are_found_with_or_without_suffix() -> None:
+    assert find_example("quickstart.yaml") == find_example("quickstart")
+
+
+def test_a_misspelt_name_is_suggested() -> None:
+    with pytest.raises(RecipeError, match="Did you mean 'quickstart'"):
+        find_example("quikstart")
+
+
+def test_a_copy_is_the_recipe_with_a_schema_that_editors_find(tmp_path: Path) -> None:
+    path = copy_example("quickstart", tmp_path)
+    source = find_example("quickstart").path
+    ours, theirs = source.read_text().splitlines(), path.read_text().splitlines()
+    assert [a for a, b in zip(ours, theirs, strict=True) if a != b] == [ours[1]]
+    schema = Path(theirs[1].partition("$schema=")[2])
+    assert schema.is_file()
+    assert schema.is_absolute()
+
+
+def test_a_copy_never_overwrites_without_force(tmp_path: Path) -> None:
+    path = tmp_path / "sub" / "mine.yaml"
+    assert copy_example("quickstart", path) == path
+    path.write_text("edited")
+    with pytest.raises(RecipeError, match="--force"):
+        copy_example("quickstart", path)
+    assert path.read_text() == "edited"
+    copy_example("quickstart", path, force=True)
+    assert path.read_text() != "edited"
+
+
+def test_a_place_that_cannot_be_written_is_one_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RecipeError, match="cannot be written"):
+        copy_example("quickstart", tmp_path / "file" / "mine.yaml")
