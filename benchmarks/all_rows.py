@@ -12,6 +12,7 @@ tiny models, also without a GPU.
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -125,7 +126,7 @@ def describe(run: str, result: dict[str, Any]) -> str:
     if "seconds" in result and "tokens" in result:
         words.append(f"{speed({run: result}, run):9,.0f} tokens/s/GPU")
         words.append(f"{result['memory_gib']:6.1f} GiB")
-    for key in ("first_step", "idle_share", "blocked_seconds", "not_importable"):
+    for key in ("first_step", "idle_share", "host_share", "blocked_seconds", "not_importable"):
         if result.get(key) is not None:
             shown = f"{result[key]:.3g}" if isinstance(result[key], float) else result[key]
             words.append(f"{key.replace('_', ' ')} {shown}")
@@ -180,6 +181,9 @@ def carry_out(session: Session, run: Run, gpus: list[str]) -> None:
             result["cut_off"] = result["wall_seconds"]
         elif code and not (work is None and answer.exists()):
             result["error"] = output[-1500:]
+            if session.traces is not None:
+                # the reason often stands far above a launcher's last words
+                shutil.copy(log, session.traces / f"{run.name.replace('/', '-')}.log")
         session.board.keep(run.name, result)
 
 

@@ -119,7 +119,7 @@ def read_ours(work: Work, folder: Path, keep_trace: Path | None = None) -> dict[
         result["blocked_seconds"] = [save["blocked_seconds"] for save in saves]
         result["save_seconds"] = [save["seconds"] for save in saves]
     if (run / "trace.json.gz").exists():
-        result["idle_share"] = idle_share(read_trace(run / "trace.json.gz"))
+        result |= idle_shares(read_trace(run / "trace.json.gz"))
         result["profile"] = (run / "profile.txt").read_text(encoding="utf-8").splitlines()[:8]
         if keep_trace is not None:
             shutil.copy(run / "trace.json.gz", keep_trace)
@@ -143,23 +143,41 @@ def read_trace(path: Path) -> list[dict[str, Any]]:
     return events
 
 
-def idle_share(events: Sequence[Mapping[str, Any]]) -> float | None:
-    """Share of the time between the first and the last kernel in which the device did nothing.
+def idle_shares(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Shares of the time between the first and the last kernel in which the device did nothing.
 
-    Whatever the host takes too long for shows here, be it loading, logging or launching. None
-    without kernels, as on CPU.
+    `idle_share` is all of it: kernels that wait in the device's queue start a microsecond or two
+    after each other as well. `host_share` is what the device waited for the host, be it loading,
+    logging or launching: the kernel that ends such a pause was launched after the pause began.
+    Empty without kernels, as on CPU.
     """
     kinds = ("kernel", "gpu_memcpy", "gpu_memset")
+    launched = {
+        event["args"]["correlation"]: event["ts"]
+        for event in events
+        if event.get("cat") in ("cuda_runtime", "cuda_driver")
+        and "correlation" in event.get("args", {})
+    }
     spans = sorted(
-        (event["ts"], event["ts"] + event["dur"]) for event in events if event.get("cat") in kinds
+        (
+            event["ts"],
+            event["ts"] + event["dur"],
+            launched.get(event.get("args", {}).get("correlation"), 0.0),
+        )
+        for event in events
+        if event.get("cat") in kinds
     )
     if not spans:
-        return None
-    busy, reached = 0.0, spans[0][0]
-    for start, end in spans:
-        busy += max(0.0, end - max(start, reached))
+        return {}
+    idle, late, reached = 0.0, 0.0, spans[0][0]
+    for start, end, asked in spans:
+        pause = max(0.0, start - reached)
+        idle += pause
+        if asked > reached:
+            late += pause
         reached = max(reached, end)
-    return 1 - busy / (reached - spans[0][0])
+    whole = reached - spans[0][0]
+    return {"idle_share": idle / whole, "host_share": late / whole}
 
 
 def peer_command(name: str, batch: int, work: Work, asked: Asked) -> list[str]:

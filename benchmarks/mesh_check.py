@@ -30,8 +30,12 @@ LORA: dict[str, Any] = {
     "lora_dropout": 0.1,
 }
 KINDS: dict[str, dict[str, Any]] = {
-    "llama packed": {"sample_packing": True},
-    "llama packed all-gather": {"sample_packing": True, "context_parallel_method": "allgather"},
+    "llama packed": {"sample_packing": True, "sizes": {**SIZES, "head_dim": 16}},
+    "llama packed all-gather": {
+        "sample_packing": True,
+        "context_parallel_method": "allgather",
+        "sizes": {**SIZES, "head_dim": 16},
+    },
     "qwen3 tied": {"architecture": "qwen3"},
     "llama lora packed": LORA,
 }

@@ -265,8 +265,9 @@ TARGETS: tuple[Target, ...] = (
     _part("alpaca-packed", "1b-full-4k", 0.95),
     _ratio("qwen3-0.6b-full", "trainer", 1.6),
     _tokens("8b-full-bf16-states", 10_500),
-    _most("8b-lora: device idle", "8b-lora/ndtrain", "idle_share", 0.01, percent=True),
-    _most("8b-full-4: device idle", "8b-full-4/ndtrain", "idle_share", 0.01, percent=True),
+    _most("8b-lora: waits for the host", "8b-lora/ndtrain", "host_share", 0.01, percent=True),
+    _most("8b-full-4: waits for the host", "8b-full-4/ndtrain", "host_share", 0.01, percent=True),
+    _most("8b-full-2: waits for the host", "8b-full-2/ndtrain", "host_share", 0.01, percent=True),
     *_start("start-up-1"),
     _most("kernels: 50 steps of compiled bf16", "kernels", "loss", 0.01, percent=True),
     Target(

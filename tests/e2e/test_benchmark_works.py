@@ -13,7 +13,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from all_rows import Board, Session, run_jobs, table
-from engines import Asked, idle_share, read_ours, read_peer, recipe_of
+from engines import Asked, idle_shares, read_ours, read_peer, recipe_of
 from rows import EARLIER, JOBS, TARGETS, Job, Run
 from workloads import TINY, WORKS, Work
 
@@ -137,14 +137,21 @@ def test_the_table_says_met_missed_and_not_run() -> None:
     assert lines["8b-lora: GiB"].split()[-1] == "missed"
 
 
-def test_the_idle_share_counts_what_no_kernel_covers() -> None:
-    def kernel(start: float, length: float, category: str = "kernel") -> dict[str, Any]:
-        return {"cat": category, "ts": start, "dur": length}
+def test_pauses_between_kernels_are_counted_and_the_hosts_told_apart() -> None:
+    def kernel(start: float, length: float, launch: float, kind: str = "kernel") -> list[Any]:
+        args = {"correlation": start}
+        return [
+            {"cat": kind, "ts": start, "dur": length, "args": args},
+            {"cat": "cuda_runtime", "ts": launch, "dur": 1, "args": args},
+        ]
 
-    # 0-10 and 5-12 overlap, 20-30 holds 22-24; 12-20 is empty
-    events = [kernel(20, 10), kernel(0, 10), kernel(22, 2, "gpu_memcpy"), kernel(5, 7)]
-    assert idle_share([*events, kernel(12, 8, "cpu_op")]) == pytest.approx(8 / 30)
-    assert idle_share([kernel(0, 1, "cpu_op")]) is None
+    # 0-10 and 5-12 overlap, 22-30 holds 24-26; 12-22 and 30-34 are empty, and of those only the
+    # second pause ends with what was launched in it
+    kernels = kernel(22, 8, 4), kernel(0, 10, -3), kernel(24, 2, 6, "gpu_memcpy"), kernel(5, 7, 1)
+    events = [event for pair in (*kernels, kernel(34, 6, 32, "gpu_memset")) for event in pair]
+    shares = idle_shares([*events, {"cat": "cpu_op", "ts": 12, "dur": 8}])
+    assert shares == pytest.approx({"idle_share": 14 / 40, "host_share": 4 / 40})
+    assert idle_shares([{"cat": "cpu_op", "ts": 0, "dur": 1}]) == {}
 
 
 def test_a_run_that_was_cut_off_still_has_figures(tmp_path: Path) -> None:

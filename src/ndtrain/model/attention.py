@@ -21,6 +21,8 @@ from ndtrain.parallel.context import AttentionRows, from_whole_rows, to_whole_ro
 from ndtrain.parallel.segments import Segments
 
 NAME = "ndtrain"
+LEAST_FLEXIBLE = 16
+"""Features of a head below which FlexAttention has no kernel on CUDA: toy models read a mask."""
 
 
 def attention(
@@ -185,8 +187,16 @@ def block_windows(config: PretrainedConfig, *, fused: bool) -> tuple[int | None,
     shaped = shaped or config.model_type == "gpt_oss"
     if fused and not shaped:
         return ()
+    if _head_features(config) < LEAST_FLEXIBLE:
+        return ()
     window = getattr(config, "sliding_window", None)
     return (None,) if window is None else (None, window)
+
+
+def _head_features(config: PretrainedConfig) -> int:
+    """D, of queries and keys."""
+    features = getattr(config, "qk_head_dim", None) or getattr(config, "head_dim", None)
+    return int(features or config.hidden_size // config.num_attention_heads)
 
 
 def describe_attention(
@@ -203,7 +213,10 @@ def describe_attention(
     if windows and fused:
         return "attention runs through FlexAttention: this model shapes its scores"
     own = f"{flash}'s" if flash else "its"
-    packed = f"{own} kernel for documents of variable length" if fused else "FlexAttention"
+    if fused:
+        packed = f"{own} kernel for documents of variable length"
+    else:
+        packed = "FlexAttention" if windows else "a mask of all pairs"
     return f"attention runs through {whole}, {packed} for packed rows and windows"
 
 

@@ -118,6 +118,8 @@ class _ChunkedLoss(Function):
             total += loss
             sources = ([part] if needs_hidden else []) + wanted
             gradients = list(torch.autograd.grad(logits, sources, gradient)) if sources else []
+            # or these of two chunks would exist at one time
+            del logits, gradient
             if hidden_gradient is not None:
                 hidden_gradient[place] = gradients.pop(0)
             for index, found in enumerate(gradients):
@@ -170,6 +172,7 @@ def chunked_loss_sum(
             place = slice(start, min(start + chunk, hidden.shape[0]))
             logits = head(hidden[place], place)
             total += loss_and_gradient(logits, targets[place], vocabulary)[0]
+            del logits
         return total
     loss: torch.Tensor = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
         hidden, targets, head, vocabulary, chunk, *parameters

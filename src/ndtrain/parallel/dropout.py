@@ -44,9 +44,9 @@ class DropoutKeys:
             row_ids: place of each row in the run [B].
             columns: place of each local token in its row [S].
         """
-        start = torch.tensor([seed, step], dtype=torch.int64, device=row_ids.device)
-        base = _scramble(_scramble(start[0]) + start[1])
-        rows = _scramble(base + row_ids)
+        # on the host, and handed on as a number: a copy to the device would wait for all its work
+        base = _scramble(_scramble(torch.tensor(seed)) + step)
+        rows = _scramble(row_ids + int(base))
         self.tokens = _scramble(rows[:, None] + columns[None, :])
 
 

@@ -173,8 +173,8 @@ def predict_memory(facts: ModelFacts, setting: Setting, constants: Calibration) 
     h = _widths(facts, tp)[1]
     chunk = min(setting.loss_chunk, tokens)
     logit = {
-        # Logits and their gradient; between chunks those of two are held.
-        "compiled": constants.logit_bytes_compiled if chunk < tokens else 2 * compute,
+        # Logits and their gradient.
+        "compiled": 2 * compute,
         "cross_entropy": constants.logit_bytes_eager,
         "fp32_cross_entropy": _FP32_LOGIT + compute,
         "written_out": _WRITTEN_LOGIT + compute,

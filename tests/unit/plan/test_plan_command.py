@@ -1,7 +1,6 @@
 """`ndtrain plan` as a command: what it prints, writes and draws, and that it starts light."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -314,33 +313,23 @@ def test_a_picture_is_drawn(recipe, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("command", "limit"),
-    [(["validate"], 0.6), (["plan", "--world-size", "256", "--gpu", "h100-80"], 2.0)],
-    ids=["validate", "plan"],
+    "command", [["validate"], ["plan", "--world-size", "256", "--gpu", "h100-80"]]
 )
-def test_the_commands_start_light_and_answer_fast(recipe, command, limit, tmp_path):
+def test_the_commands_import_nothing_heavy(recipe, command):
+    """How many seconds they take is measured by benchmarks/start_up.py."""
     code = (
-        "import sys, time\n"
+        "import sys\n"
         "from ndtrain.cli import app\n"
         "try:\n    app()\n"
         "except SystemExit as end:\n    status = end.code\n"
         "heavy = {'torch', 'transformers', 'datasets', 'peft', 'accelerate'} & set(sys.modules)\n"
-        "print(f'{status} {sorted(heavy)} {time.process_time()}', file=sys.stderr)\n"
+        "print(f'{status} {sorted(heavy)}', file=sys.stderr)\n"
     )
     first, *options = command
-    # warm: the first run compiles every module's bytecode, whatever the outer settings are
-    caching = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path / "bytecode")}
-    best = float("inf")
-    for _ in range(3):
-        done = subprocess.run(
-            [sys.executable, "-c", code, first, str(recipe), *options],
-            capture_output=True,
-            text=True,
-            check=True,
-            env={**os.environ, **caching},
-        )
-        status, heavy, seconds = done.stderr.splitlines()[-1].split(maxsplit=2)
-        assert (status, heavy) == ("0", "[]")
-        best = min(best, float(seconds))
-    # Seconds of this process's own work: a busy machine must not fail the test.
-    assert best < limit
+    done = subprocess.run(
+        [sys.executable, "-c", code, first, str(recipe), *options],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr.splitlines()[-1] == "0 []"

