@@ -24,6 +24,8 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3 tied packed": {"architecture": "qwen3", "sample_packing": True},
     "gemma2 softcap packed": {"architecture": "gemma2", "sample_packing": True},
     "gpt_oss sinks packed": {"architecture": "gpt_oss", "sample_packing": True},
+    "qwen3_moe experts packed": {"architecture": "qwen3_moe", "sample_packing": True},
+    "mixtral experts": {"architecture": "mixtral"},
     "llama lora": {"adapter": "lora", "lora_target_linear": True},
     "llama lora dropout packed": {
         "sample_packing": True,

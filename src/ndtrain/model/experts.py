@@ -3,6 +3,8 @@
 from torch import nn
 from transformers import PreTrainedModel
 
+from ndtrain.model.grouped_experts import NAME, register_grouped_experts
+
 _ROW_BYTES = 16
 """One matrix product over all experts needs rows of a multiple of so many bytes."""
 
@@ -23,6 +25,8 @@ def use_experts(causal_lm: PreTrainedModel, *, tp: int, item_size: int) -> bool:
     config = causal_lm.config
     width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
     if fits_grouped_product(config.hidden_size, width, tp=tp, item_size=item_size):
+        register_grouped_experts()
+        causal_lm.set_experts_implementation(NAME)
         return True
     causal_lm.set_experts_implementation("eager")
     return False

@@ -1,7 +1,5 @@
 """Packing: few rows, quickly, the same each time."""
 
-import time
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The ranked list of meshes: what is in it, in which order, and why."""
 
-import time
-
 from ndtrain.plan.apply import chosen_keys
 from ndtrain.plan.book import facts_from_book
 from ndtrain.plan.decide import decide
