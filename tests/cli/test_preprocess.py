@@ -1,12 +1,18 @@
 """`ndtrain preprocess` and `validate --data`: what a user sees of the rows."""
 
+import io
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+
+from ndtrain.cli import run
 
 RECIPE = """\
 model_config:
@@ -47,14 +53,32 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
-def ndtrain(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+class Done(NamedTuple):
+    """How a command ended, and what it said."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def ndtrain(*arguments: str | Path) -> Done:
+    """One command in this process, as the console script runs it."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = run([*map(str, arguments)])
+    return Done(code, out.getvalue(), err.getvalue())
+
+
+def ndtrain_apart(*arguments: str | Path) -> Done:
+    """The same in a process of its own, with all that anybody would see of it."""
+    done = subprocess.run(
         [sys.executable, "-m", "ndtrain", *map(str, arguments)],
         capture_output=True,
         text=True,
         env={**os.environ, "NO_COLOR": "1"},
         timeout=120,
     )
+    return Done(done.returncode, done.stdout, done.stderr)
 
 
 def test_counts_and_marked_rows(recipe: Path, tmp_path: Path) -> None:
@@ -98,14 +122,18 @@ def test_validate_reads_the_rows(recipe: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("command", [["preprocess"], ["validate", "--data"]])
+@pytest.mark.parametrize(
+    ("start", "command"),
+    [(ndtrain_apart, ["preprocess"]), (ndtrain, ["validate", "--data"])],
+    ids=["preprocess", "validate"],
+)
 def test_a_broken_row_is_one_line_and_exit_4(
-    command: list[str], recipe: Path, tmp_path: Path
+    start: Callable[..., Done], command: list[str], recipe: Path, tmp_path: Path
 ) -> None:
     rows = tmp_path / "rows.jsonl"
     with rows.open("a") as file:
         file.write('\n{"instruction": "x", "output": "cut')
-    done = ndtrain(*command, recipe)
+    done = start(*command, recipe)
     assert done.returncode == 4
     assert f"{rows}:6: not valid JSON" in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr

@@ -100,7 +100,14 @@ def export_adapters(
     }
 
 
-@pytest.mark.parametrize("extra", [{}, {"peft_use_dora": True}, {"peft_use_rslora": True}])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {},
+        {"peft_use_dora": True},
+        pytest.param({"peft_use_rslora": True}, marks=pytest.mark.slow),
+    ],
+)
 def test_adapters_of_every_mesh_load_in_plain_peft(extra: dict[str, Any], tmp_path: Path) -> None:
     base = tmp_path / "base"
     run_forked(1, tmp_path, export_all, MESHES[1], random_recipe(CONFIGS["qwen3 tied"]), base)
@@ -141,7 +148,13 @@ def continue_from(
     return started
 
 
-@pytest.mark.parametrize("extra", [{}, {"peft_use_dora": True, "lora_modules_to_save": ("norm",)}])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        pytest.param({}, marks=pytest.mark.slow),
+        {"peft_use_dora": True, "lora_modules_to_save": ("norm",)},
+    ],
+)
 def test_every_mesh_continues_from_a_saved_adapter(extra: dict[str, Any], tmp_path: Path) -> None:
     base = tmp_path / "base"
     run_forked(1, tmp_path, export_all, MESHES[1], random_recipe(CONFIGS["qwen3 tied"]), base)

@@ -125,6 +125,7 @@ def refusal(_: int, found: FoundSpeaker) -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_a_conversation_over_two_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

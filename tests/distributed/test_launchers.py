@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from ndtrain.environment import LaunchedRank
+from ndtrain.errors import MeshError
+from ndtrain.launch import check_world_size
+
 PROGRAM = """
 import os
 import signal
@@ -84,7 +88,13 @@ def results(folder: Path, attempt: int = 0) -> list[str]:
     return [path.read_text().split()[1] for path in found]
 
 
-@pytest.mark.parametrize("launcher", [TORCHRUN, ACCELERATE], ids=["torchrun", "accelerate"])
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        pytest.param(TORCHRUN, id="torchrun"),
+        pytest.param(ACCELERATE, id="accelerate", marks=pytest.mark.slow),
+    ],
+)
 def test_ranks_are_taken_over_not_started_twice(tmp_path: Path, launcher: list[str]) -> None:
     process = begin(tmp_path, launcher, 2, "run")
     _, errors = process.communicate(timeout=120)
@@ -92,6 +102,15 @@ def test_ranks_are_taken_over_not_started_twice(tmp_path: Path, launcher: list[s
     assert results(tmp_path) == ["2.0", "2.0"]
 
 
+def test_a_launcher_must_have_started_as_many_ranks_as_the_mesh_has() -> None:
+    launched = LaunchedRank(0, 2, 0, 2, run_id="a", launcher="torchrun")
+    check_world_size(launched, 2)
+    with pytest.raises(MeshError, match="mesh has 4 ranks, but torchrun started 2") as caught:
+        check_world_size(launched, 4)
+    assert "Start 4 ranks, change the axis sizes" in str(caught.value.hint)
+
+
+@pytest.mark.slow
 def test_another_number_of_ranks_is_refused_with_every_way_out(tmp_path: Path) -> None:
     process = begin(tmp_path, TORCHRUN, 4, "run")
     _, errors = process.communicate(timeout=120)
@@ -108,6 +127,7 @@ def wait_for(paths: list[Path]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_torchruns_own_signalling_stops_all_ranks_together(tmp_path: Path) -> None:
     process = begin(tmp_path, TORCHRUN, 2, "wait")
     wait_for([tmp_path / "rank-0-0", tmp_path / "rank-1-0"])
@@ -118,6 +138,7 @@ def test_torchruns_own_signalling_stops_all_ranks_together(tmp_path: Path) -> No
     assert reasons == ["SIGTERM", "SIGTERM"]
 
 
+@pytest.mark.slow
 def test_torchruns_restart_joins_a_new_attempt(tmp_path: Path) -> None:
     launcher = [*TORCHRUN[:3], "--max-restarts=1", *TORCHRUN[3:]]
     process = begin(tmp_path, launcher, 2, "lose")

@@ -62,7 +62,7 @@ def check_exact(rows: Path, folder: Path, meshes: Sequence[Mesh], **keys: Any) -
             assert_equal(trace, reference, (name, mesh))
 
 
-@pytest.mark.parametrize("meshes", [(ONE,), PAIRS])
+@pytest.mark.parametrize("meshes", [(ONE,), pytest.param(PAIRS, marks=pytest.mark.slow)])
 def test_offloading_and_early_steps_change_nothing(
     rows: Path, tmp_path: Path, meshes: tuple[Mesh, ...]
 ) -> None:

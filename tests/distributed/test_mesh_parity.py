@@ -123,13 +123,20 @@ def test_every_architecture_is_the_same_on_a_mesh(
     ("sizes", "meshes"),
     [
         # more ranks than key/value heads: each keeps k and v whole and takes its own head
-        ({"num_key_value_heads": 2}, ((1, 1, 1, 4), (1, 2, 1, 4))),
+        ({"num_key_value_heads": 2}, ((1, 1, 1, 4),)),
+        pytest.param({"num_key_value_heads": 2}, ((1, 2, 1, 4),), marks=pytest.mark.slow),
         # 9 query and 3 key/value heads over 3 ranks
-        (
+        pytest.param(
             {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 72},
             ((1, 1, 1, 3), (1, 2, 1, 3)),
+            marks=pytest.mark.slow,
         ),
-        ({"vocab_size": 101, "intermediate_size": 90}, ((1, 1, 1, 4), (1, 2, 1, 4))),
+        ({"vocab_size": 101, "intermediate_size": 90}, ((1, 1, 1, 4),)),
+        pytest.param(
+            {"vocab_size": 101, "intermediate_size": 90},
+            ((1, 2, 1, 4),),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_sizes_that_do_not_divide(
@@ -138,7 +145,7 @@ def test_sizes_that_do_not_divide(
     compare(tiny_recipe(rows, "llama", sizes=sizes), meshes, tmp_path)
 
 
-@pytest.mark.parametrize("method", ["ulysses", "allgather"])
+@pytest.mark.parametrize("method", [pytest.param("ulysses", marks=pytest.mark.slow), "allgather"])
 def test_rows_of_odd_length_are_padded_for_ranks_that_share_them(
     compare: Compare, method: str, tmp_path: Path
 ) -> None:
@@ -198,8 +205,12 @@ BESIDE = {
 
 @pytest.mark.parametrize(
     "keys",
-    [{}, {"lora_dropout": 0.2}, {"peft_use_rslora": True}, BESIDE],
-    ids=["lora", "dropout", "rs", "beside patterns"],
+    [
+        pytest.param({}, id="lora"),
+        pytest.param({"lora_dropout": 0.2}, id="dropout", marks=pytest.mark.slow),
+        pytest.param({"peft_use_rslora": True}, id="rs", marks=pytest.mark.slow),
+        pytest.param(BESIDE, id="beside patterns", marks=pytest.mark.slow),
+    ],
 )
 def test_adapters_are_the_same_on_a_mesh(
     compare: Compare, keys: dict[str, Any], rows: Path, tmp_path: Path
@@ -208,9 +219,14 @@ def test_adapters_are_the_same_on_a_mesh(
     compare(recipe, ((1, 1, 1, 2), (1, 2, 2, 1), (1, 2, 1, 2)), tmp_path)
 
 
-def test_dora_is_the_same_on_a_mesh(compare: Compare, rows: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "mesh", [pytest.param((1, 1, 1, 2), marks=pytest.mark.slow), (1, 2, 1, 2)], ids=str
+)
+def test_dora_is_the_same_on_a_mesh(
+    compare: Compare, mesh: Mesh, rows: Path, tmp_path: Path
+) -> None:
     recipe = tiny_recipe(rows, "qwen3", sample_packing=True, peft_use_dora=True, **LORA)
-    compare(recipe, ((1, 1, 1, 2), (1, 2, 1, 2)), tmp_path)
+    compare(recipe, (mesh,), tmp_path)
 
 
 @pytest.mark.slow

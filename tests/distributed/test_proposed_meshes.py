@@ -77,7 +77,9 @@ def check(kind: str, world: int, memory: float, folder: Path) -> None:
         )
 
 
-@pytest.mark.parametrize(("kind", "world", "memory"), QUICK)
+@pytest.mark.parametrize(
+    ("kind", "world", "memory"), [QUICK[0], pytest.param(*QUICK[1], marks=pytest.mark.slow)]
+)
 def test_proposed_meshes_train(kind: str, world: int, memory: float, tmp_path: Path) -> None:
     check(kind, world, memory, tmp_path)
 

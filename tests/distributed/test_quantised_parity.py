@@ -44,7 +44,7 @@ def assert_same_on(recipe: Recipe, meshes: Sequence[tuple[int, ...]], folder: Pa
     return passed
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["qlora", pytest.param("8 bits", marks=pytest.mark.slow)])
 def test_low_bit_bases_on_a_mesh(kind: str, tmp_path: Path) -> None:
     recipe = recipe_of(kind, tmp_path)
     whole = recipe.model_copy(

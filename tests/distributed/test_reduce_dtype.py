@@ -61,6 +61,7 @@ def train(rank: int, recipes: Mapping[str, Recipe]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_bf16_halves_what_is_sent_and_trains_alike(tmp_path: Path) -> None:
     keys = {"gradient_accumulation_steps": PASSES, "global_batch_size": None, "bf16": True}
     # drawn as models are: weights of 0.2 would make bf16 products the larger error by far

@@ -55,8 +55,8 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "moe": ({"model_type": "qwen3_moe", **SIZES, **MOE}, {}, 1),
 }
 
-FEW = ("llama", "moe")
-"""Kinds and meshes of up to four ranks that every test run covers."""
+FEW = ("llama", pytest.param("moe", marks=pytest.mark.slow))
+"""Kinds whose meshes of one and two ranks are carried to each other alone."""
 
 
 def recipe_of(kind: str) -> Recipe:
@@ -111,6 +111,7 @@ def test_any_small_mesh_continues_another(kind: str, tmp_path: Path) -> None:
     carry(kind, tuple(plan for plan in MESHES if plan.world_size in (1, 2)), tmp_path)
 
 
+@pytest.mark.slow
 def test_a_vocabulary_that_no_axis_divides_is_carried(tmp_path: Path) -> None:
     """33 and 32 rows over tp, each over 4 shards: 9, 9, 9, 6 and 8, 8, 8, 8."""
     uneven = ParallelPlan(dp_shard=2, cp=2, tp=2, cp_method="allgather")
@@ -126,7 +127,15 @@ SMALL_STATES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", SMALL_STATES)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        # weights and states alike
+        "bf16 weights, 8-bit",
+        pytest.param("8-bit", marks=pytest.mark.slow),
+        pytest.param("bf16", marks=pytest.mark.slow),
+    ],
+)
 def test_states_in_few_bits_are_carried_bit_for_bit(kind: str, tmp_path: Path) -> None:
     """On the same mesh, the steps after it too: rounding by chance goes on where it was."""
     recipe = Recipe(

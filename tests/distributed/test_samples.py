@@ -86,8 +86,17 @@ MESHES = {
 }
 
 
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("ranks", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("ranks", "tied"),
+    [
+        pytest.param(1, True, id="1-tied"),
+        pytest.param(1, False, id="1-untied"),
+        pytest.param(2, True, id="2-tied"),
+        pytest.param(2, False, id="2-untied", marks=pytest.mark.slow),
+        pytest.param(4, True, id="4-tied", marks=pytest.mark.slow),
+        pytest.param(4, False, id="4-untied", marks=pytest.mark.slow),
+    ],
+)
 def test_every_mesh_answers_as_plain_transformers_does(
     ranks: int, tied: bool, tmp_path: Path
 ) -> None:

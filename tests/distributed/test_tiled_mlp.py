@@ -70,7 +70,7 @@ def compare(recipe: Recipe, meshes: Sequence[Mesh], folder: Path) -> None:
     ("kind", "meshes"),
     [
         ("one slice for every hidden features", ((1, 1, 2, 2), (1, 2, 1, 2))),
-        ("rank-stabilised lora", (ONE, (1, 1, 2, 2))),
+        pytest.param("rank-stabilised lora", (ONE, (1, 1, 2, 2)), marks=pytest.mark.slow),
     ],
 )
 def test_slices_change_nothing(

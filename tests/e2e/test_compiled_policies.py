@@ -63,7 +63,7 @@ def test_policies_and_chunks_change_nothing_without_the_compiler(tmp_path: Path)
         assert_rounding(trace, reference, policy)
 
 
-@needs_compiler
+@pytest.mark.usefixtures("compiler_backend")
 def test_compiled_blocks_with_a_budget_and_chunks_change_nothing(tmp_path: Path) -> None:
     recipe = plain(tmp_path)
     keys = {**CHUNKED, **COMPILED["budget"], "torch_compile": True}
@@ -92,11 +92,12 @@ SPLIT: list[tuple[tuple[int, int, int, int], dict[str, Any]]] = [
 
 
 @needs_compiler
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policies", "meshes"),
     [
         (["budget"], SPLIT[:1]),
-        pytest.param([*COMPILED], SPLIT, marks=pytest.mark.slow, id="all"),
+        pytest.param([*COMPILED], SPLIT, id="all"),
     ],
 )
 def test_compiled_blocks_that_hold_collectives_change_nothing(

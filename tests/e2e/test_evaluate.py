@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ndtrain.cli import run
 from ndtrain.train.evaluation import DatasetLoss, result_lines, total_loss
 
 RECIPE = """\
@@ -61,6 +62,7 @@ def result(folder: Path) -> dict:
     return json.loads((folder / "run" / "evaluation" / "result.json").read_text())
 
 
+@pytest.mark.slow
 def test_base_model_and_checkpoint_give_the_losses_of_the_run(folder: Path) -> None:
     said = ndtrain(folder, "evaluate", "recipe.yaml")
     assert said.startswith("base model random weights (no checkpoint in run/checkpoints)")
@@ -88,18 +90,14 @@ def test_base_model_and_checkpoint_give_the_losses_of_the_run(folder: Path) -> N
     assert (folder / "run" / "status.json").read_text() == status
 
 
-def test_a_recipe_without_held_out_rows_says_what_to_set(folder: Path) -> None:
-    words = ["evaluate", "recipe.yaml", "--set", "test_datasets=[]"]
-    done = subprocess.run(
-        [sys.executable, "-m", "ndtrain", *words],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 2
-    assert "holds out no rows" in done.stderr
-    assert "val_set_size" in done.stderr
+def test_a_recipe_without_held_out_rows_says_what_to_set(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    assert run(["evaluate", "recipe.yaml", "--set", "test_datasets=[]"]) == 2
+    said = capsys.readouterr().err
+    assert "holds out no rows" in said
+    assert "val_set_size" in said
 
 
 def test_the_total_weighs_datasets_by_their_tokens() -> None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,7 +81,7 @@ class HFLM:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trained run, the stub beside it, and in base.json what the stub said of the base."""
+    """A recipe, its rows and the stub."""
     folder = tmp_path_factory.mktemp("tasks")
     (folder / "recipe.yaml").write_text(RECIPE)
     rows = [{"instruction": "Say hello.", "input": "", "output": "Hello" * n} for n in range(1, 9)]
@@ -89,8 +90,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path = folder / "stub" / "lm_eval" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    assert evaluate(folder, "--tasks", "arc_easy", "--limit", "1")[0] == 0
-    (folder / "run" / "evaluation" / "tasks.json").rename(folder / "base.json")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def base(folder: Path) -> dict[str, Any]:
+    """What the stub said before there was a checkpoint."""
+    code, _, messages = evaluate(folder, "--tasks", "arc_easy", "--limit", "1")
+    assert code == 0, messages
+    kept: dict[str, Any] = json.loads((folder / "run/evaluation/tasks.json").read_text())
+    return kept
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path, base: dict[str, Any]) -> Path:
+    """The same folder after a run."""
     done = subprocess.run(
         [sys.executable, "-m", "ndtrain", "train", "recipe.yaml"],
         cwd=folder,
@@ -118,21 +132,25 @@ def evaluate(folder: Path, *words: str, stub: bool = True) -> tuple[int, str, st
     return code, out.getvalue(), err.getvalue()
 
 
-def test_the_newest_checkpoint_is_measured_and_before_there_is_one_the_base(folder: Path) -> None:
-    code, said, messages = evaluate(folder, "--tasks", "arc_*", "--limit", "5")
+def test_before_there_is_a_checkpoint_the_base_is_measured(base: dict[str, Any]) -> None:
+    assert (base["harness"], base["step"], base["limit"]) == ("0.0.stub", 0, 1)
+    assert base["model"].startswith("base model random weights")
+    assert base["tasks"]["arc_easy"]["metrics"]["loss"] > 0
+
+
+@pytest.mark.slow
+def test_the_newest_checkpoint_is_measured(trained: Path, base: dict[str, Any]) -> None:
+    code, said, messages = evaluate(trained, "--tasks", "arc_*", "--limit", "5")
     assert code == 0, messages
     lines = said.splitlines()
     assert "step-000003 (step 3)" in lines[0]
     assert [line.split()[0] for line in lines[2::2]] == ["arc_easy", "arc_challenge"]
-    kept = json.loads((folder / "run" / "evaluation" / "tasks.json").read_text())
+    kept = json.loads((trained / "run" / "evaluation" / "tasks.json").read_text())
     assert (kept["harness"], kept["step"], kept["limit"]) == ("0.0.stub", 3, 5)
     easy = kept["tasks"]["arc_easy"]
     assert (easy["version"], easy["shots"], easy["samples"]) == ("2", 3, 5)
     assert easy["errors"] == {"loss": 0.5}
     assert easy["metrics"]["rows"] == 2
-    base = json.loads((folder / "base.json").read_text())
-    assert base["step"] == 0
-    assert base["model"].startswith("base model random weights")
     # three steps at a high rate moved the adapter, and the harness got it
     assert easy["metrics"]["loss"] < base["tasks"]["arc_easy"]["metrics"]["loss"] - 0.05
 

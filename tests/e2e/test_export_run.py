@@ -161,6 +161,7 @@ def test_every_kind_of_model_answers(adapter_run: Path, full_run: Path, tmp_path
     assert adapters[0] != whole[0]
 
 
+@pytest.mark.slow
 def test_an_adapter_on_random_weights_answers_through_its_run_alone(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     folder = tmp_path / "run"
@@ -200,6 +201,7 @@ def test_sampling_depends_on_the_seed_alone(full_run: Path) -> None:
     assert first != other
 
 
+@pytest.mark.slow
 def test_an_adapter_from_the_hub_answers_or_says_that_the_hub_is_off(
     adapter_run: Path, tmp_path: Path
 ) -> None:

@@ -130,6 +130,7 @@ def peak_of_merging(
     return int(done.stdout.split("peak ")[1])
 
 
+@pytest.mark.slow
 def test_the_peak_does_not_grow_with_the_model(tmp_path: Path) -> None:
     """A gigabyte more in one file, in two tensors, one adapted and one trained whole.
 

@@ -1,9 +1,9 @@
 """What precision does to a run: small updates are kept, a broken number stops it."""
 
 import json
+import os
 import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 from torch.utils.checkpoint import checkpoint
+from warm_commands import warm_program
 
 from ndtrain.environment import LaunchedRank
 from ndtrain.parallel.mesh import build_mesh
@@ -20,6 +21,8 @@ from ndtrain.plan.model_source import find_model
 from ndtrain.plan.plan import ParallelPlan
 from ndtrain.recipe.schema import Recipe
 from ndtrain.train.assemble import Engine, assemble
+
+Train = Callable[..., subprocess.CompletedProcess[str]]
 
 ROWS = [{"text": f"row {number}: " + "words and more words " * 3} for number in range(24)]
 SIZES: dict[str, Any] = {
@@ -55,9 +58,23 @@ def write_recipe(folder: Path, **keys: Any) -> Path:
     return path
 
 
-def train(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ndtrain", "train", str(path), *options]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """`ndtrain`, whose imports are paid once."""
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with warm_program(tmp_path_factory.mktemp("bin"), {}, environ) as folder:
+        yield folder / "ndtrain"
+
+
+@pytest.fixture
+def train(program: Path) -> Train:
+    """A run in a process of its own."""
+
+    def run(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
+        command = [str(program), "train", str(path), *options]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    return run
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
@@ -127,13 +144,13 @@ def test_other_optimizers_lose_it_as_the_recipe_key_says() -> None:
     assert "other optimizers lose them" in str(Recipe.model_fields["param_dtype"].description)
 
 
-def test_the_dtypes_of_a_run_are_said_at_its_start(tmp_path: Path) -> None:
+def test_the_dtypes_of_a_run_are_said_at_its_start(tmp_path: Path, train: Train) -> None:
     done = train(write_recipe(tmp_path, bf16=True))
     assert done.returncode == 0, done.stderr
     assert "precision is fp32, except computation bf16" in done.stdout
 
 
-def test_a_step_that_is_not_finite_and_partly_done_says_so(tmp_path: Path) -> None:
+def test_a_step_that_is_not_finite_and_partly_done_says_so(tmp_path: Path, train: Train) -> None:
     early = {"optimizer_in_backward": True, "max_grad_norm": None}
     done = train(write_recipe(tmp_path, **TOO_FAST, **early))
     assert done.returncode == 7, done.stdout + done.stderr
@@ -141,13 +158,15 @@ def test_a_step_that_is_not_finite_and_partly_done_says_so(tmp_path: Path) -> No
     assert "seen on ranks [0]" in done.stderr
 
 
-def test_half_precision_without_a_scaler_is_refused(tmp_path: Path) -> None:
+def test_half_precision_without_a_scaler_is_refused(tmp_path: Path, train: Train) -> None:
     done = train(write_recipe(tmp_path, fp16=True))
     assert done.returncode == 2
     assert "use bf16: auto" in done.stderr
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_before_the_weights_change(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_ends_the_run_before_the_weights_change(
+    tmp_path: Path, train: Train
+) -> None:
     done = train(write_recipe(tmp_path, **TOO_FAST))
     assert done.returncode == 7, done.stdout + done.stderr
     assert "step 2 has" in done.stderr
@@ -159,7 +178,10 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_the_weights_change(tmp_pa
     assert (status["state"], status["exit_code"]) == ("failed", 7)
 
 
-def test_a_stopped_run_with_every_memory_tool_goes_on_bit_for_bit(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_stopped_run_with_every_memory_tool_goes_on_bit_for_bit(
+    tmp_path: Path, train: Train
+) -> None:
     keys = {
         "model_config": {**SIZES, "hidden_size": 128, "intermediate_size": 256},
         "param_dtype": "bf16",
@@ -186,7 +208,7 @@ def test_a_stopped_run_with_every_memory_tool_goes_on_bit_for_bit(tmp_path: Path
     assert len(set(found["whole"])) == 4
 
 
-def test_some_steps_that_are_not_finite_may_be_left_out(tmp_path: Path) -> None:
+def test_some_steps_that_are_not_finite_may_be_left_out(tmp_path: Path, train: Train) -> None:
     done = train(write_recipe(tmp_path, **TOO_FAST, skip_nonfinite=5, export=False))
     assert done.returncode == 0, done.stdout + done.stderr
     assert [event["step"] for event in events(tmp_path) if event["event"] == "step"] == [1, 2, 3]

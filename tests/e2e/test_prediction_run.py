@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 RECIPE = """\
 model_config: {{model_type: llama, hidden_size: 64, intermediate_size: 96, num_hidden_layers: 2,
   num_attention_heads: 4, num_key_value_heads: 2, vocab_size: 64000}}
@@ -24,6 +26,7 @@ dataset_prepared_path: {run}-rows
 """
 
 
+@pytest.mark.slow
 def test_prediction_and_measurement_stand_side_by_side(tmp_path):
     recipe, run = tmp_path / "recipe.yaml", tmp_path / "run"
     recipe.write_text(RECIPE.format(run=run))

@@ -7,10 +7,11 @@ a test may start, its sizes are lowered to two on one axis that the recipe uses.
 import json
 import os
 import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from warm_commands import warm_program
 
 from ndtrain.plan.facts import facts_from_config
 from ndtrain.plan.shapes import count_parameters
@@ -105,6 +106,14 @@ def mesh_overrides(recipe: Recipe) -> list[str]:
     return [f"{key}={2 if key in used[:1] else 1}" for key in AXES]
 
 
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """`ndtrain`, whose imports are paid once."""
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with warm_program(tmp_path_factory.mktemp("bin"), {}, environ) as folder:
+        yield folder / "ndtrain"
+
+
 TRAINED = [
     pytest.param(example, id=example.name, marks=() if example.name in IN_CI else pytest.mark.slow)
     for example in list_examples()
@@ -112,7 +121,7 @@ TRAINED = [
 
 
 @pytest.mark.parametrize("example", TRAINED)
-def test_it_takes_two_steps_on_a_cpu(example: Example, tmp_path: Path) -> None:
+def test_it_takes_two_steps_on_a_cpu(example: Example, program: Path, tmp_path: Path) -> None:
     recipe = load_recipe(example.path).recipe
     overrides = [
         "base_model=null",
@@ -130,10 +139,9 @@ def test_it_takes_two_steps_on_a_cpu(example: Example, tmp_path: Path) -> None:
     ]
     if recipe.special_tokens is not None:
         overrides.append("special_tokens=null")
-    command = [sys.executable, "-m", "ndtrain", "train", str(example.path)]
+    command = [str(program), "train", str(example.path)]
     done = subprocess.run(
         [*command, *(word for one in overrides for word in ("--set", one))],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=500,

@@ -72,7 +72,9 @@ def training_at(step: int) -> Callable[[RunStatus], bool]:
 
 
 @needs_mount
-@pytest.mark.parametrize("leave", [600_000, 20_000, 0])
+@pytest.mark.parametrize(
+    "leave", [*(pytest.param(left, marks=pytest.mark.slow) for left in (600_000, 20_000)), 0]
+)
 def test_a_disk_that_fills_up_costs_nothing_already_saved(
     tmp_path: Path, small_disk: Path, undisturbed: Trace, leave: int
 ) -> None:
@@ -189,6 +191,7 @@ def test_a_named_checkpoint_that_is_damaged_is_refused(tmp_path: Path) -> None:
     assert "This checkpoint cannot be used: '.metadata' has" in command.text()
 
 
+@pytest.mark.slow
 def test_a_file_in_the_place_of_a_checkpoint_is_passed_over(tmp_path: Path) -> None:
     recipe, run = write_recipe(tmp_path), tmp_path / "run"
     assert train(recipe, "--max-steps", "4").wait() == 0
@@ -198,6 +201,7 @@ def test_a_file_in_the_place_of_a_checkpoint_is_passed_over(tmp_path: Path) -> N
     assert list(starts(run)) == [0, 4]
 
 
+@pytest.mark.slow
 def test_starting_over_because_all_are_damaged_is_said(tmp_path: Path) -> None:
     recipe, run = write_recipe(tmp_path, steps=4), tmp_path / "run"
     assert train(recipe, "--max-steps", "2").wait() == 0
@@ -224,6 +228,7 @@ def test_an_output_dir_that_cannot_be_made_fails_before_data_and_model(tmp_path:
     assert "cannot be written" in command.text()
 
 
+@pytest.mark.slow
 def test_counters_go_on_over_a_resume(tmp_path: Path) -> None:
     recipe, run = write_recipe(tmp_path), tmp_path / "run"
     assert train(recipe, "--max-steps", "5").wait() == 0

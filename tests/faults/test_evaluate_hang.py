@@ -5,6 +5,7 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
 from faulty import Command, start, write_recipe
 
 from ndtrain.launch.rank_process import STACK_SIGNAL, stacks_path
@@ -27,6 +28,7 @@ def in_the_rows(command: Command, logs: Path, seconds: float = 120) -> int:
     raise AssertionError(command.text())
 
 
+@pytest.mark.slow
 def test_an_evaluation_names_the_rank_that_stands_still(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, rows=12_000)
     changes = ("--set", "val_set_size=11900", "--set", "ddp_timeout=10")

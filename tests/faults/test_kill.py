@@ -171,7 +171,7 @@ STOPS: list[tuple[str, int, signal.Signals, int | None]] = [
 @pytest.mark.parametrize(
     ("stage", "step", "number", "target"),
     [
-        pytest.param(*stop, marks=[] if position in (1, 2) else [pytest.mark.slow])
+        pytest.param(*stop, marks=[] if position == 1 else [pytest.mark.slow])
         for position, stop in enumerate(STOPS)
     ],
 )
@@ -237,7 +237,9 @@ def test_a_second_interrupt_does_not_wait_for_a_long_step(tmp_path: Path) -> Non
     assert checkpoint_state(run) == ([], [])
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_no_rank_outlives_its_launcher(
     tmp_path: Path, undisturbed: Trace, number: signal.Signals
 ) -> None:
@@ -256,6 +258,7 @@ def test_no_rank_outlives_its_launcher(
     assert read_trace(run) == undisturbed
 
 
+@pytest.mark.slow
 def test_a_rank_that_stands_still_is_named_after_the_timeout(tmp_path: Path) -> None:
     recipe, run = write_recipe(tmp_path), tmp_path / "run"
     command = train(recipe, "--set", "ddp_timeout=10")
@@ -271,6 +274,7 @@ def test_a_rank_that_stands_still_is_named_after_the_timeout(tmp_path: Path) -> 
     assert not alive(ranks)
 
 
+@pytest.mark.slow
 def test_restarts_need_no_person(tmp_path: Path, undisturbed: Trace) -> None:
     recipe, run = write_recipe(tmp_path), tmp_path / "run"
     command = train(recipe, "--max-restarts", "2")
@@ -319,6 +323,7 @@ def test_a_finished_run_with_other_keys_touches_nothing_and_names_them(tmp_path:
     assert (status.state, status.step) == ("finished", 6)
 
 
+@pytest.mark.slow
 def test_max_time_saves_and_exits_143(tmp_path: Path, undisturbed: Trace) -> None:
     recipe, run = write_recipe(tmp_path), tmp_path / "run"
     command = train(recipe, "--max-time", "1s")

@@ -72,6 +72,7 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     return losses(folder / "run")
 
 
+@pytest.mark.slow
 def test_two_nodes_equal_one_process(
     tmp_path: Path, nodes: tuple[str, str], one_process: dict[int, float]
 ) -> None:

@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from ndtrain.data.cache import build_once, content_key
 from ndtrain.data.prepare import Prepared, prepare, prepared_dir
 from ndtrain.errors import CheckpointError, DataError, ExitCode
+from ndtrain.model.byte_tokenizer import build_byte_tokenizer
 from ndtrain.recipe.schema import Recipe
 
 PrepareRows = Callable[..., Prepared]
@@ -100,31 +101,34 @@ def test_another_tokenizer_has_a_cache_of_its_own(
     assert one.path != other.path
 
 
-def test_the_key_does_not_depend_on_the_order_of_sets() -> None:
+ROLES = ["assistant", "user", *(f"role-{number}" for number in range(14))]
+"""So many that two processes do not have them in the same order by chance."""
+
+
+def prepared_name(folder: Path) -> str:
+    """What the rows of many roles are kept under."""
+    rows = {"path": "synthetic", "length": 2, "type": "_synthetic", "roles_to_train": ROLES}
+    recipe = Recipe.model_validate({"learning_rate": 1, "datasets": [rows]})
+    return prepare(recipe, build_byte_tokenizer(), "k", folder).path.name
+
+
+def test_the_key_does_not_depend_on_the_order_of_sets(tmp_path: Path) -> None:
     """Prepared by one process and looked up by another, whose hashes of text differ."""
     script = (
-        "from ndtrain.data.cache import content_key; from ndtrain.data.chat_mask import TrainRules;"
-        "import tempfile, pathlib\n"
-        "from ndtrain.data.prepare import prepare\n"
-        "from ndtrain.model.byte_tokenizer import build_byte_tokenizer\n"
-        "from ndtrain.recipe.schema import Recipe\n"
-        "rows = {'path': 'synthetic', 'length': 2, 'type': '_synthetic'}\n"
-        "rows['roles_to_train'] = ['assistant', 'user', 'tool', 'x']\n"
-        "r = Recipe.model_validate({'learning_rate': 1, 'datasets': [rows]})\n"
-        "print(prepare(r, build_byte_tokenizer(), 'k', pathlib.Path(tempfile.mkdtemp())).path.name)"
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from test_cache import ROLES, Path, prepared_name\n"
+        f"print(list(set(ROLES)), prepared_name(Path({str(tmp_path / 'other')!r})), sep='\\n')"
     )
-    names = {
-        subprocess.run(
-            [sys.executable, "-c", script],
-            capture_output=True,
-            text=True,
-            check=True,
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            timeout=120,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert len(names) == 1
+    order, name = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONHASHSEED": "random"},
+        timeout=120,
+    ).stdout.splitlines()
+    assert order != str(list(set(ROLES)))
+    assert name == prepared_name(tmp_path / "own")
 
 
 def _count_build(folder: Path, log: Path, barrier: Any) -> None:

@@ -83,6 +83,7 @@ def fail_on_node_1(job: Path, launched: LaunchedRank | None) -> int:
     return 0
 
 
+@pytest.mark.slow
 def test_a_failure_on_one_node_ends_both_with_its_code_and_message(tmp_path: Path) -> None:
     port = free_port()
     nodes = [start_node(tmp_path, node, port, "fail_on_node_1") for node in (0, 1)]
@@ -115,6 +116,7 @@ def wait_for(path: Path) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_killed_node_started_again_is_let_in(tmp_path: Path) -> None:
     port = free_port()
     nodes = [start_node(tmp_path, node, port, "wait_for_second_attempt", 2) for node in (0, 1)]

@@ -1,6 +1,5 @@
 """Layers that differ in heads compile as one code, whole rows and packed ones."""
 
-import shutil
 from collections.abc import Sequence
 
 import pytest
@@ -42,8 +41,8 @@ def gradients(layers: Sequence[Layer], rows: AttentionRows) -> list[torch.Tensor
     return list(torch.autograd.grad(hidden.square().sum(), weights))
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="compiling for the CPU needs g++")
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("packed", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.usefixtures("compiler_backend")
 def test_layers_that_differ_in_heads_compile(packed: bool) -> None:
     torch.manual_seed(0)
     documents = torch.zeros(2, LENGTH, dtype=torch.long)

@@ -93,6 +93,7 @@ def test_logits_and_gradients_are_those_of_peft(keys: dict[str, Any]) -> None:
     assert_equal(results(model), results(reference), 1e-9)
 
 
+@pytest.mark.usefixtures("compiler_backend")
 def test_a_compiled_block_computes_the_same_and_needs_two_graphs() -> None:
     wanted = recipe()
     expected = results(of_peft(wanted))

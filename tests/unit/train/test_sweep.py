@@ -102,21 +102,21 @@ def test_options_of_one_run_alone_are_refused(
     assert capsys.readouterr().err.startswith("--sweep: a sweep runs on one machine")
 
 
-def test_options_reach_every_run_and_a_dry_run_starts_none(recipe: Path, tmp_path: Path) -> None:
+def test_options_reach_every_run_and_a_dry_run_starts_none(
+    recipe: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     recipe.write_text(RECIPE.replace("max_steps: 2", "num_epochs: 3"))
     sweep("seed: [1, 2]\n", tmp_path)
-    command = [sys.executable, "-m", "ndtrain", "train", "recipe.yaml", "--sweep", "sweep.yaml"]
-    dry = subprocess.run(
-        [*command, "--dry-run"], cwd=tmp_path, capture_output=True, text=True, timeout=100
-    )
-    assert dry.returncode == 0, dry.stdout + dry.stderr
-    assert [line for line in dry.stdout.splitlines() if line.startswith("run ")] == [
+    command = ["train", "recipe.yaml", "--sweep", "sweep.yaml"]
+    assert cli.run([*command, "--dry-run"]) == 0
+    said = capfd.readouterr().out.splitlines()
+    assert [line for line in said if line.startswith("run ")] == [
         "run    runs/sweep-001",
         "run    runs/sweep-002",
     ]
     assert not (tmp_path / "runs").exists()
     done = subprocess.run(
-        [*command, "--max-steps", "1", "--max-time", "200"],
+        [sys.executable, "-m", "ndtrain", *command, "--max-steps", "1", "--max-time", "200"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -177,6 +177,7 @@ def test_inside_a_launcher_it_is_refused(
         run_sweep(recipe, sweep("seed: [1, 2]\n", tmp_path), [], debug=False)
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_reported_and_the_others_go_on(recipe: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.jsonl").write_text("{\n")
     text = "datasets.0.path: [synthetic, broken.jsonl, synthetic]\n"
