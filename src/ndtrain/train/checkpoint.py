@@ -13,12 +13,11 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 import ndtrain
 from ndtrain.errors import CheckpointError
@@ -28,6 +27,7 @@ from ndtrain.train import checkpoint_state as state
 from ndtrain.train import checkpoint_store as store
 from ndtrain.train.checkpoint_files import FoundCheckpoint
 from ndtrain.train.checkpoint_load import agree, find_checkpoint, load_tensors
+from ndtrain.train.staging import HostCopies
 from ndtrain.train.state import Progress
 
 __all__ = ["Checkpointer", "SavedCheckpoint", "find_checkpoint"]
@@ -60,7 +60,7 @@ class _Save:
 
     step: int
     started: float
-    staged: Future[Any]
+    staged: Future[dict[str, torch.Tensor]]
     done: Future[float]
     blocked: float = 0.0
 
@@ -98,7 +98,7 @@ class Checkpointer:
         # Groups of their own: the background thread's collectives must not mix with the step's.
         self._background_group = dist.new_group(backend="gloo", timeout=runtime.timeout)
         self._group = dist.new_group(backend="gloo", timeout=runtime.timeout)
-        self._stager = _build_stager(runtime.device) if asynchronous else None
+        self._copies = HostCopies(runtime.device) if asynchronous else None
         self._in_flight: _Save | None = None
         self._finished: list[SavedCheckpoint] = []
         self._agree(self._prepare_folder, self._group)
@@ -161,14 +161,14 @@ class Checkpointer:
         self._require_space(state.total_bytes(tensors))
         meta = self._meta(step, progress, extra)
         blocks = state.as_blocks(tensors)
-        if self._stager is None:
+        if self._copies is None:
             self._write(blocks, step, meta)
             self._finish(step, started, time.perf_counter() - started)
             return
         if self._runtime.device.type == "cuda":
             # The copy runs on a stream of its own, which knows nothing of the step's kernels.
             torch.cuda.current_stream().synchronize()
-        staged = cast(Future[Any], self._stager.stage(blocks))
+        staged = self._copies.copy(blocks)
         done = _in_background(lambda: self._write_staged(staged, step, meta))
         save = _Save(step, started, staged, done)
         if optimizer is not None:
@@ -228,8 +228,8 @@ class Checkpointer:
         try:
             self.wait()
         finally:
-            if self._stager is not None:
-                self._stager.close()
+            if self._copies is not None:
+                self._copies.close()
 
     def _prepare_folder(self) -> None:
         probe = self.folder / ".writable"
@@ -281,11 +281,13 @@ class Checkpointer:
 
         handle = optimizer.register_step_pre_hook(wait_for_copy)
 
-    def _write_staged(self, staged: Future[Any], step: int, meta: Mapping[str, Any]) -> float:
+    def _write_staged(
+        self, staged: Future[dict[str, torch.Tensor]], step: int, meta: Mapping[str, Any]
+    ) -> float:
         failure = staged.exception()
         reasons: list[str | None] = [None] * self._runtime.world_size
         dist.all_gather_object(
-            reasons, None if failure is None else str(failure), self._background_group
+            reasons, None if failure is None else _reason(failure), self._background_group
         )
         for rank, reason in enumerate(reasons):
             if reason is not None:
@@ -358,14 +360,6 @@ def _in_background(work: Callable[[], T]) -> Future[T]:
     return future
 
 
-def _build_stager(device: torch.device) -> DefaultStager:
-    """Copies to host memory in a thread, into buffers that are kept between saves."""
-    on_cuda = device.type == "cuda"
-    return DefaultStager(
-        StagingOptions(
-            use_pinned_memory=on_cuda,
-            use_shared_memory=False,
-            use_async_staging=True,
-            use_non_blocking_copy=on_cuda,
-        )
-    )
+def _reason(failure: BaseException) -> str:
+    """What went wrong, with its kind: some errors say nothing without it."""
+    return f"{type(failure).__name__}: {failure}".rstrip(": ")
