@@ -13,6 +13,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ MESHES: dict[int, tuple[tuple[int, ...], ...]] = {
 }
 LORA = {"adapter": "lora", "lora_r": 4, "lora_target_linear": True, "lora_dropout": 0.1}
 ALLOWED = 1e-4
+AT_ONCE = 3
 
 
 def recipe_of(rows: Path, mesh: Sequence[int], device: str, **keys: Any) -> dict[str, Any]:
@@ -70,7 +73,7 @@ def train(folder: Path, name: str, recipe: dict[str, Any]) -> list[dict[str, Any
     command = [sys.executable, "-m", "ndtrain", "train", str(path), "--debug"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        sys.exit((done.stdout + done.stderr)[-3000:])
+        raise RuntimeError((done.stdout + done.stderr)[-3000:])
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     events = [json.loads(line) for line in lines]
     return [event for event in events if event["event"] == "step"]
@@ -92,6 +95,30 @@ def exported(run: Path) -> dict[str, torch.Tensor]:
     return dict(model.state_dict())
 
 
+@dataclass(frozen=True)
+class Pair:
+    """The mesh that saves, the one that goes on, and what else the recipe says."""
+
+    saving: Sequence[int]
+    loading: Sequence[int]
+    keys: dict[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.saving} -> {self.loading}{' lora' if self.keys else ''}"
+
+    def differences(self, folder: Path, rows: Path, device: str) -> dict[str, float]:
+        """Train on one mesh, go on from its middle on the other, compare what follows."""
+        folder.mkdir()
+        whole = train(folder, "saved", recipe_of(rows, self.saving, device, **self.keys))
+        saved = folder / "saved" / "checkpoints" / f"step-{SAVED_AT:06d}"
+        keys = {**self.keys, "resume_from_checkpoint": str(saved)}
+        rest = train(folder, "resumed", recipe_of(rows, self.loading, device, **keys))
+        found = {key: furthest(rest, whole[SAVED_AT:], key) for key in ("loss", "grad_norm")}
+        one, other = exported(folder / "saved"), exported(folder / "resumed")
+        found["weights"] = max(float((one[key] - other[key]).abs().max()) for key in one)
+        return found
+
+
 def main() -> int:
     """Run all pairs of this many GPUs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -100,25 +127,24 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="one pair, on CPU")
     options = parser.parse_args()
     meshes = MESHES[options.gpus]
-    pairs = [(mesh, meshes[(n + 1) % len(meshes)], {}) for n, mesh in enumerate(meshes)]
-    pairs.append((meshes[0], meshes[1], LORA))
+    pairs = [Pair(mesh, meshes[(n + 1) % len(meshes)], {}) for n, mesh in enumerate(meshes)]
+    pairs.append(Pair(meshes[0], meshes[1], LORA))
+    if options.tiny:
+        del pairs[1:]
     worst = {"loss": 0.0, "grad_norm": 0.0, "weights": 0.0}
-    with tempfile.TemporaryDirectory() as name:
+    # the models are so small that pairs share the GPUs: most of a run is its start
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(AT_ONCE) as pool:
         folder = Path(name)
         rows = write_rows(folder / "rows.jsonl", rows=200)
         device = "cpu" if options.tiny else "auto"
-        for number, (saving, loading, keys) in enumerate(pairs[: 1 if options.tiny else None]):
-            first, second = f"saved-{number}", f"resumed-{number}"
-            whole = train(folder, first, recipe_of(rows, saving, device, **keys))
-            saved = folder / first / "checkpoints" / f"step-{SAVED_AT:06d}"
-            going_on = recipe_of(rows, loading, device, resume_from_checkpoint=str(saved), **keys)
-            rest = train(folder, second, going_on)
-            found = {key: furthest(rest, whole[SAVED_AT:], key) for key in ("loss", "grad_norm")}
-            one, other = exported(folder / first), exported(folder / second)
-            found["weights"] = max(float((one[key] - other[key]).abs().max()) for key in one)
+        running = [
+            pool.submit(pair.differences, folder / str(number), rows, device)
+            for number, pair in enumerate(pairs)
+        ]
+        for number, (pair, one) in enumerate(zip(pairs, running, strict=True)):
+            found = one.result()
             worst = {key: max(worst[key], found[key]) for key in worst}
-            what = f"{saving} -> {loading}{' lora' if keys else ''}"
-            print(what + "".join(f"  {key} {one:.1e}" for key, one in found.items()), flush=True)
+            print(f"{pair}" + "".join(f"  {key} {one:.1e}" for key, one in found.items()))
             if options.json:
                 content = {**worst, "pairs": number + 1}
                 options.json.write_text(json.dumps(content), encoding="utf-8")

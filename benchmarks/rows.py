@@ -89,7 +89,7 @@ JOBS: tuple[Job, ...] = (
     _speed("8b-full-2", 70, 70),
     _speed("8b-cp2-32k", 80, 110),
     _script("meshes-2", 2, 120, "mesh_check.py", "--gpus", "2"),
-    _script("resume-2", 2, 120, "mesh_resume.py", "--gpus", "2"),
+    _script("resume-2", 2, 90, "mesh_resume.py", "--gpus", "2"),
     _speed("alpaca-packed", 50, 70),
     _speed("1b-full-4k", 40),
     _speed("1b-full", 45, 45),
