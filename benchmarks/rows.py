@@ -95,7 +95,7 @@ JOBS: tuple[Job, ...] = (
     _speed("1b-full", 45, 45),
     _speed("qwen3-0.6b-full", 45, 50),
     _speed("8b-full-bf16-states", 70),
-    _script("start-up-1", 1, 150, "start_up.py", "--work", "8b-lora"),
+    _script("start-up-1", 1, 90, "start_up.py", "--work", "8b-lora"),
     _script("kernels", 1, 240, "gpu_check.py", "--steps", "50", "--quick"),
 )
 
