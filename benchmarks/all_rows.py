@@ -126,7 +126,8 @@ def describe(run: str, result: dict[str, Any]) -> str:
     if "seconds" in result and "tokens" in result:
         words.append(f"{speed({run: result}, run):9,.0f} tokens/s/GPU")
         words.append(f"{result['memory_gib']:6.1f} GiB")
-    for key in ("first_step", "idle_share", "host_share", "blocked_seconds", "not_importable"):
+    told = ("first_step", "idle_share", "host_share", "exit_code", "blocked_seconds")
+    for key in (*told, "not_importable"):
         if result.get(key) is not None:
             shown = f"{result[key]:.3g}" if isinstance(result[key], float) else result[key]
             words.append(f"{key.replace('_', ' ')} {shown}")
@@ -179,7 +180,10 @@ def carry_out(session: Session, run: Run, gpus: list[str]) -> None:
             result["tiny"] = True
         if code is None:
             result["cut_off"] = result["wall_seconds"]
-        elif code and not (work is None and answer.exists()):
+        elif code and work is None and answer.exists():
+            # missed what it is held to, or came only so far
+            result["exit_code"] = code
+        elif code:
             result["error"] = output[-1500:]
             if session.traces is not None:
                 # the reason often stands far above a launcher's last words

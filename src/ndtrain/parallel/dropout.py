@@ -31,9 +31,17 @@ class DropoutKeys:
 
     Attributes:
         tokens: one key per token of the micro-batch, int64, shaped like the inputs less features.
+        features: one key per feature, int64, as many as the widest input has. They are made here
+            and read there: inside a compiled block they would be sums of a constant of 64 bits
+            and a place of 32, which Triton refuses.
     """
 
     tokens: torch.Tensor | None = None
+    features: torch.Tensor | None = None
+
+    def prepare(self, width: int, device: torch.device) -> None:
+        """Make the keys of up to `width` features."""
+        self.features = _scramble(torch.arange(width, device=device))
 
     def set(self, seed: int, step: int, row_ids: torch.Tensor, columns: torch.Tensor) -> None:
         """Set the keys of a micro-batch.
@@ -55,7 +63,8 @@ class MeshDropout(nn.Module):
 
     Args:
         probability: share of elements set to zero; the others are scaled up.
-        number: distinguishes this module from the others of the model.
+        number: distinguishes this module from the others of the model; a tensor, because blocks
+            that differ in a plain number would each be compiled for themselves.
         keys: the model's keys.
         first_feature: number of the first feature that this rank's inputs hold.
         share: ranks that share the tokens of the inputs, and this one's place among them.
@@ -64,7 +73,7 @@ class MeshDropout(nn.Module):
     def __init__(
         self,
         probability: float,
-        number: int,
+        number: torch.Tensor,
         keys: DropoutKeys,
         first_feature: int = 0,
         share: tuple[int, int] = (1, 0),
@@ -80,13 +89,13 @@ class MeshDropout(nn.Module):
         """Drop elements of inputs [B, S, F], or of the same tokens laid end to end."""
         if not self.training or self.p == 0:
             return inputs
-        tokens = self._keys.tokens
+        tokens, features = self._keys.tokens, self._keys.features
         assert tokens is not None, "dropout keys are set before the forward pass"
+        assert features is not None, "dropout keys are prepared with the model"
         if self._share[0] > 1:
             tokens = own_tokens(tokens, *self._share)
         tokens = tokens.reshape(inputs.shape[:-1])
-        first = self._first_feature
-        features = torch.arange(first, first + inputs.shape[-1], device=inputs.device)
-        keys = _scramble(tokens + self._number)[..., None] + _scramble(features)
+        own = features.narrow(0, self._first_feature, inputs.shape[-1])
+        keys = _scramble(tokens + self._number)[..., None] + own
         kept = (_scramble(keys) & 0xFFFFFF) >= int(self.p * (1 << 24))
         return inputs * kept / (1 - self.p)

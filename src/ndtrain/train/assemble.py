@@ -73,10 +73,12 @@ class Engine:
         return self.trainable.causal_lm
 
 
-def use_mesh_dropout(
-    model: nn.Module, keys: DropoutKeys, plan: SplitPlan, tp: int, tp_rank: int
-) -> None:
+def use_mesh_dropout(model: nn.Module, keys: DropoutKeys, plan: SplitPlan, mesh: Mesh) -> None:
     """Replace the dropout modules by ones that do not depend on the mesh."""
+    tp, tp_rank = mesh.plan.tp, mesh.tp_rank
+    widths = [size for one in model.parameters() for size in one.shape]
+    widths += [getattr(module, "in_features", 0) for module in model.modules()]
+    keys.prepare(max(widths), mesh.device)
     number = 0
     for name, module in list(model.named_modules()):
         if not isinstance(module, nn.Dropout):
@@ -89,7 +91,8 @@ def use_mesh_dropout(
             features = model.get_submodule(f"{owner}.base_layer").in_features
             first = tp_rank * -(-int(features) // tp)  # type: ignore[arg-type]
         share = (tp, tp_rank) if name in plan.sliced else (1, 0)
-        model.set_submodule(name, MeshDropout(module.p, number, keys, first, share))
+        told_apart = torch.tensor(number, device=mesh.device)
+        model.set_submodule(name, MeshDropout(module.p, told_apart, keys, first, share))
 
 
 def build_split(mesh: Mesh, method: str) -> SequenceSplit:
@@ -172,7 +175,7 @@ def assemble(recipe: Recipe, source: ModelSource, mesh: Mesh, *, num_tokens: int
     splits = SplitPlan()
     if plan.tp > 1:
         splits = split_plan(model, causal_lm, plan.tp, sequence_parallel=plan.sequence_parallel)
-    use_mesh_dropout(model, keys, splits, plan.tp, mesh.tp_rank)
+    use_mesh_dropout(model, keys, splits, mesh)
     vocab_size = causal_lm.get_output_embeddings().weight.shape[0]
     vocabulary = Vocabulary(0, vocab_size)
     if plan.tp > 1:

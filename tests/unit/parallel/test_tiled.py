@@ -185,7 +185,8 @@ def test_dropout_drops_the_same_elements() -> None:
     found = []
     for tile in (True, False):
         block, keys = build(), DropoutKeys()
-        block.mlp.drop = MeshDropout(0.5, 1, keys)
+        keys.prepare(64, torch.device("cpu"))
+        block.mlp.drop = MeshDropout(0.5, torch.tensor(1), keys)
         if tile:
             tiled(block, 3, keys)
         hidden = inputs()
