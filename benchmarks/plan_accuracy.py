@@ -28,7 +28,6 @@ MEMORY_PRIORS: Mapping[str, tuple[float, float]] = {
     "kept_budget": (1.08, 0.2),
     "workspace": (0.5, 0.5),
     "logit_bytes_eager": (12, 2),
-    "logit_bytes_compiled": (8, 2),
     "base_gib": (0.5, 0.7),
     "fragmentation": (0.02, 0.02),
 }

@@ -18,7 +18,9 @@ from ndtrain.plan.setting import Precision, Setting
 from ndtrain.plan.shapes import count_parameters, lora_parameters
 from ndtrain.plan.step_time import predict_time
 
+_CHUNKS = {"compiled": 4096}
 _CHUNK = 2048
+"""Tokens of a chunk of logits where a run does not say: ours, and those before it."""
 _STATES = {
     "fp32": Precision(),
     "bf16": Precision(2, 2, 4),
@@ -124,7 +126,7 @@ def _run(row: Mapping[str, Any], gpu: str) -> MeasuredRun:
         reshard=row.get("reshard", True),
         compiled=row.get("compiled", True),
         recompute_inside=row.get("recompute_inside", False),
-        loss_chunk=row.get("loss_chunk", _CHUNK),
+        loss_chunk=row.get("loss_chunk", _CHUNKS.get(row.get("loss", ""), _CHUNK)),
         sums_head="loss_chunk" not in row,
         document_len=row.get("document_len"),
         loss_kernel=row.get("loss", "cross_entropy"),

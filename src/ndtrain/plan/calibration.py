@@ -33,7 +33,6 @@ class Calibration:
     kept_budget: float
     workspace: float
     logit_bytes_eager: float
-    logit_bytes_compiled: float
     base_gib: float
     fragmentation: float
     context_gib: float

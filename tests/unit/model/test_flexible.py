@@ -62,12 +62,18 @@ def test_blocks_give_what_the_mask_gives(
 
 def test_which_models_want_blocks() -> None:
     def windows(model_type: str, *, fused: bool = True, **sizes: Any) -> tuple[int | None, ...]:
-        small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+        small = {
+            "head_dim": 16,
+            "hidden_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+        }
         recipe = Recipe(model_config={"model_type": model_type, **small, **sizes}, learning_rate=1)
         model = build_model(find_model(recipe), recipe, dtype=torch.float32)
         return block_windows(model.config, fused=fused)
 
     assert windows("llama") == ()
+    assert windows("llama", fused=False, head_dim=8) == (), "no kernel is that narrow"
     assert windows("llama", fused=False) == (None,)
     assert windows("mistral", sliding_window=8) == ()
     assert windows("gemma2", sliding_window=8) == (None, 8)
@@ -112,4 +118,5 @@ def test_the_kernels_are_named() -> None:
     assert "cuDNN" in describe_attention(fused=True, windows=())
     assert "variable length" in describe_attention(fused=True, windows=())
     assert "FlexAttention: this model" in describe_attention(fused=True, windows=(None,))
+    assert "a mask of all pairs for packed" in describe_attention(fused=False, windows=())
     assert "FlexAttention for packed" in describe_attention(fused=False, windows=(None,))

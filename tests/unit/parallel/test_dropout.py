@@ -49,7 +49,7 @@ def test_modules_steps_and_rows_drop_other_elements() -> None:
 
 
 def test_blocks_share_one_graph_without_places_of_its_own() -> None:
-    """A graph for each of 32 blocks takes minutes, and Triton adds no 64-bit constant to a place."""
+    """One for each of 32 takes minutes, and Triton adds no constant of 64 bits to a place."""
     graphs: list[torch.fx.GraphModule] = []
 
     def backend(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
