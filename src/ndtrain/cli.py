@@ -14,16 +14,18 @@ import typer
 
 from ndtrain import __version__
 from ndtrain.commands import launching, looking, recipes, results, running
+from ndtrain.commands.sections import SectionedGroup
 from ndtrain.errors import UNWRITABLE_DISK, ExitCode, NdtrainError
 
 FIRST, RUN, AFTER, ABOUT = "Before the run", "The run", "After the run", "About ndtrain"
 
 app = typer.Typer(
+    cls=SectionedGroup,
     name="ndtrain",
     help="Fine-tune language models on any mesh: one recipe, four axes, the same result.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 

@@ -46,7 +46,28 @@ def test_light_commands_import_nothing_heavy(arguments: list[str]) -> None:
 def test_without_a_command_the_help_is_shown(ndtrain) -> None:
     done = ndtrain()
     assert done.returncode == 2
-    assert "Usage: ndtrain" in done.stdout
+    assert "Usage: ndtrain" in done.stderr
+
+
+def test_help_lists_every_command_in_its_section_without_loading_rich() -> None:
+    code = (
+        "import sys; from ndtrain.cli import run\n"
+        "run(['--help'])\n"
+        "print([name for name in ('rich', 'pydantic') if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stderr == "[]\n"
+    sections = {
+        lines[0]: [line.split()[0] for line in lines[1:] if line[2] != " "]
+        for lines in (block.splitlines() for block in done.stdout.strip().split("\n\n"))
+        if lines[0].endswith(":") and lines[0] != "Options:"
+    }
+    assert sections == {
+        "Before the run:": ["validate", "plan", "preprocess", "recipes"],
+        "The run:": ["train", "evaluate", "parity", "launch"],
+        "After the run:": ["generate", "export", "merge", "compare"],
+        "About ndtrain:": ["schema", "env"],
+    }
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from ndtrain.recipe.catalog import copy_example, find_example, list_examples
 recipes = typer.Typer(
     help="List, show and copy the bundled example recipes.",
     invoke_without_command=True,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
 )
 
 

@@ -97,6 +97,17 @@ def local_sizes(facts: ModelFacts, tp: int) -> LocalSizes:
     return LocalSizes(max(size for size, _ in layers), ends, total)
 
 
+def local_share(facts: ModelFacts, tp: int) -> float:
+    """Share of the model's parameters that one of `tp` ranks holds."""
+    return local_sizes(facts, tp).total / max(1.0, local_sizes(facts, 1).total)
+
+
+def trained_locally(facts: ModelFacts, setting: Setting) -> float:
+    """Trained parameters of a tensor-parallel rank with its adapters, before they are sharded."""
+    tp = setting.parallel.tp
+    return setting.trained * local_share(facts, tp) + setting.adapters / tp
+
+
 def local_numel(part: ParamShape, facts: ModelFacts, tp: int) -> float:
     """Elements of a parameter on one of `tp` ranks, on average."""
     if part.style == "whole" or (part.style == "kv" and facts.num_kv_heads % tp):
@@ -271,9 +282,8 @@ def _shared(facts: ModelFacts, setting: Setting) -> float:
 
 def _states(sizes: LocalSizes, setting: Setting, facts: ModelFacts) -> tuple[float, float, float]:
     precision, share = setting.precision, setting.fsdp
-    tp_share = sizes.total / max(1.0, local_sizes(facts, 1).total)
-    trained = setting.trained * tp_share + setting.adapters / setting.parallel.tp
-    frozen = max(0.0, sizes.total - setting.trained * tp_share)
+    trained = trained_locally(facts, setting)
+    frozen = max(0.0, sizes.total - setting.trained * local_share(facts, setting.parallel.tp))
     # Embedding and head stay as they are computed with when the linears are held in few bits.
     plain = min(frozen, sizes.ends) if precision.frozen < precision.compute else 0.0
     held = plain * precision.compute + (frozen - plain) * precision.frozen
@@ -297,8 +307,7 @@ def _buffers(sizes: LocalSizes, facts: ModelFacts, setting: Setting) -> float:
         # One rank computes with copies, which are freed block by block unless it is told not to.
         total += sizes.total * compute
     if setting.fsdp > 1 and setting.accumulation > 1 and not setting.syncs_each:
-        share = sizes.total / max(1.0, local_sizes(facts, 1).total)
-        total += 4 * (setting.trained * share + setting.adapters / parallel.tp)
+        total += 4 * trained_locally(facts, setting)
     if parallel.cp > 1:
         _, _, q, k = _widths(facts, parallel.tp)
         if parallel.cp_method == "ulysses":

@@ -25,6 +25,7 @@ FROZEN_SHARE = 0.4
 GRADIENT_SHARE = 0.05
 """Gradients are summed once a step while whole ones fill no more than this of a device."""
 _USUAL_DEVICE_GIB = 79.2
+_FP32_BYTES = 4
 ATTENTION_BUDGET = 0.2
 """The compiler's budget at which a compiled block still keeps attention, and little else."""
 _MOMENT_BYTES = {"fp32": 4, "bf16": 2, "8bit": 1 + 4 / 256}
@@ -175,9 +176,11 @@ def setting_of(
         ),
         loss_chunk=recipe.loss_chunk_tokens,
         offload=recipe.activation_offloading,
-        syncs_each=precision.reduce < 4
-        or syncs_each_batch(
-            recipe.sync_each_batch, (trained + adapters) / parallel.tp, device_bytes
+        syncs_each=syncs_each_batch(
+            recipe.sync_each_batch,
+            (trained + adapters) / parallel.tp,
+            device_bytes,
+            reduced_in=precision.reduce,
         ),
         steps_early=recipe.optimizer_in_backward,
         tiled=recipe.tiled_mlp,
@@ -207,14 +210,20 @@ def float8_kind(recipe: Recipe) -> str | None:
     return "tensorwise" if recipe.fp8 is True else recipe.fp8 or None
 
 
-def syncs_each_batch(wanted: bool | Literal["auto"], trained: float, device_bytes: float) -> bool:
+def syncs_each_batch(
+    wanted: bool | Literal["auto"], trained: float, device_bytes: float, *, reduced_in: float
+) -> bool:
     """Whether gradients are summed over ranks at each micro-batch instead of once a step.
 
     Args:
         wanted: the recipe's `sync_each_batch`.
         trained: parameters that one rank trains, before sharding.
         device_bytes: memory of a device; 0 for ranks that share a host's.
+        reduced_in: bytes of a gradient on its way. In less than fp32 none is kept for later: it
+            would be rounded with each micro-batch that is added to it.
     """
+    if reduced_in < _FP32_BYTES:
+        return True
     if wanted != "auto":
         return wanted
     return 4 * trained > GRADIENT_SHARE * device_bytes

@@ -11,7 +11,7 @@ from ndtrain.plan.calibration import Calibration
 from ndtrain.plan.facts import ModelFacts
 from ndtrain.plan.hardware import Cluster
 from ndtrain.plan.matrix_work import done_again, matmul_parameters, mlp_share
-from ndtrain.plan.memory import intermediate_bytes, local_sizes
+from ndtrain.plan.memory import intermediate_bytes, local_sizes, trained_locally
 from ndtrain.plan.setting import Setting
 
 _HIDDEN_BEHIND = 0.8
@@ -123,8 +123,7 @@ def predict_time(
     compiled = setting.loss_kernel == "compiled"
     logit = constants.loss_compiled if compiled else constants.loss_eager
     loss = tokens * facts.vocab_size / tp * logit / bandwidth
-    share = sizes.total / max(1.0, local_sizes(facts, 1).total) / setting.fsdp
-    updated = setting.trained * share + setting.adapters / tp / setting.fsdp
+    updated = trained_locally(facts, setting) / setting.fsdp
     state = updated * constants.state * _update_bytes(setting) / _UPDATE_BYTES
     compute = matmul + attention + (moved / bandwidth) + loss
     fsdp, replicate = _data_exchange(facts, setting, cluster, constants, compute)
@@ -214,17 +213,16 @@ def _fsdp_bytes(facts: ModelFacts, setting: Setting) -> tuple[float, float]:
     ranks = setting.fsdp
     if ranks == 1:
         return 0.0, 0.0
-    if setting.frozen_whole:
-        tp = setting.parallel.tp
-        return 0.0, setting.adapters / tp * setting.precision.reduce * (ranks - 1) / ranks
-    held = local_sizes(facts, setting.parallel.tp).total
     away = (ranks - 1) / ranks
+    reduced = trained_locally(facts, setting) * setting.precision.reduce * away
+    if setting.frozen_whole:
+        return 0.0, reduced
+    held = local_sizes(facts, setting.parallel.tp).total
     gathers = 2 if setting.reshard else 1
     width = min(setting.precision.compute, setting.precision.weight)
     if setting.lora_rank:
         width = min(width, setting.precision.frozen)
-    trained = setting.trained * held / local_sizes(facts, 1).total
-    return gathers * held * width * away, trained * setting.precision.reduce * away
+    return gathers * held * width * away, reduced
 
 
 def _reductions(setting: Setting) -> int:
@@ -236,9 +234,7 @@ def _replicate_bytes(facts: ModelFacts, setting: Setting) -> float:
     copies = setting.parallel.dp_replicate
     if copies == 1:
         return 0.0
-    tp = setting.parallel.tp
-    trained = setting.trained * local_sizes(facts, tp).total / local_sizes(facts, 1).total
-    own = (trained + setting.adapters / tp) * setting.precision.reduce / setting.fsdp
+    own = trained_locally(facts, setting) * setting.precision.reduce / setting.fsdp
     # sums in fp32 are made once a step, others with every micro-batch
     times = setting.accumulation if setting.precision.reduce < 4 else 1
     return times * 2 * own * (copies - 1) / copies

@@ -173,10 +173,13 @@ def keeps_frozen_whole(model: nn.Module, recipe: Recipe, mesh: Mesh) -> bool:
 
 def sums_each_batch(model: nn.Module, recipe: Recipe, mesh: Mesh, policy: Policy) -> bool:
     """Whether gradients are summed over ranks at each micro-batch instead of once a step."""
-    if policy.reduce_dtype != torch.float32:
-        return True
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     memory = 0
     if mesh.device.type == "cuda":
         memory = torch.cuda.get_device_properties(mesh.device).total_memory
-    return syncs_each_batch(recipe.sync_each_batch, trained / mesh.plan.tp, memory)
+    return syncs_each_batch(
+        recipe.sync_each_batch,
+        trained / mesh.plan.tp,
+        memory,
+        reduced_in=policy.reduce_dtype.itemsize,
+    )
