@@ -1,7 +1,6 @@
 """Fills a sharded model: every rank reads or draws only its own part of each parameter."""
 
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 
 _SHOWN = 3
 _MEAN_ROWS = 4096
-_READERS = 4
-"""One thread copies from a file to a GPU at a fifth of what the bus carries."""
 
 
 @dataclass
@@ -176,28 +173,16 @@ def _read(
     missing: list[str] = []
     wrong: list[str] = []
     by_name: dict[str, list[Target]] = {}
-    direct: list[tuple[Target, list[str]]] = []
     for target in targets:
-        known = [keys.direct[name] for name in target.names if name in keys.direct]
+        known = [name for name in target.names if name in keys.direct]
         if known:
-            direct.append((target, known))
+            wrong += _read_direct(target, keys.direct[known[0]], files, twin)
+            _check_tie(target, [keys.direct[name] for name in known], files, source)
         elif any(name in pieces for name in target.names):
             for name in target.names:
                 by_name.setdefault(name, []).append(target)
         else:
             missing.append(target.names[0])
-
-    @torch.no_grad()  # which a thread does not inherit
-    def read(target: Target, known: list[str]) -> list[str]:
-        lines = _read_direct(target, known[0], files, twin)
-        _check_tie(target, known, files, source)
-        return lines
-
-    # encoding takes several times a weight's own memory: one at a time
-    encodes = any(isinstance(target, QuantisedTarget) for target, _ in direct)
-    with ThreadPoolExecutor(1 if encodes else _READERS, "weights") as readers:
-        for lines in readers.map(lambda one: read(*one), direct):
-            wrong += lines
     for assembly in keys.assemblies:
         for name, whole in assemble(assembly, files, twin).items():
             for target in by_name.get(name, ()):
