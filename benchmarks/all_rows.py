@@ -31,6 +31,16 @@ from real_rows import Tokenizer, chat_rows
 from rows import EARLIER, JOBS, TARGETS, Job, Results, Run, speed
 from workloads import WORKS
 
+TOLD = (
+    "first_step",
+    "idle_share",
+    "host_share",
+    "exit_code",
+    "blocked_seconds",
+    "not_importable",
+)
+"""What a run's line says beside speed and memory, where it is known."""
+
 ENDING_SECONDS = 5.0
 """Kept of the budget for the table, and given to a process that is told to end."""
 
@@ -126,8 +136,7 @@ def describe(run: str, result: dict[str, Any]) -> str:
     if "seconds" in result and "tokens" in result:
         words.append(f"{speed({run: result}, run):9,.0f} tokens/s/GPU")
         words.append(f"{result['memory_gib']:6.1f} GiB")
-    told = ("first_step", "idle_share", "host_share", "exit_code", "blocked_seconds")
-    for key in (*told, "not_importable"):
+    for key in TOLD:
         if result.get(key) is not None:
             shown = f"{result[key]:.3g}" if isinstance(result[key], float) else result[key]
             words.append(f"{key.replace('_', ' ')} {shown}")

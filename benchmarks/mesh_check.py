@@ -29,12 +29,15 @@ LORA: dict[str, Any] = {
     "lora_target_linear": True,
     "lora_dropout": 0.1,
 }
+FLEXIBLE = {**SIZES, "head_dim": 16}
+"""Heads as wide as FlexAttention asks for, which reads packed rows in fp32."""
+
 KINDS: dict[str, dict[str, Any]] = {
-    "llama packed": {"sample_packing": True, "sizes": {**SIZES, "head_dim": 16}},
+    "llama packed": {"sample_packing": True, "sizes": FLEXIBLE},
     "llama packed all-gather": {
         "sample_packing": True,
         "context_parallel_method": "allgather",
-        "sizes": {**SIZES, "head_dim": 16},
+        "sizes": FLEXIBLE,
     },
     "qwen3 tied": {"architecture": "qwen3"},
     "llama lora packed": LORA,

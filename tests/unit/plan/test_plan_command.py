@@ -316,7 +316,6 @@ def test_a_picture_is_drawn(recipe, tmp_path, capsys):
     "command", [["validate"], ["plan", "--world-size", "256", "--gpu", "h100-80"]]
 )
 def test_the_commands_import_nothing_heavy(recipe, command):
-    """How many seconds they take is measured by benchmarks/start_up.py."""
     code = (
         "import sys\n"
         "from ndtrain.cli import app\n"
