@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ["validate", QUICKSTART],
         ["validate", QUICKSTART, "--json"],
         ["plan", QUICKSTART, "--world-size", "2", "--gpu", "h100-80"],
+        ["plan", QUICKSTART, "--world-size", "256", "--gpu", "h100-80"],
         ["train", QUICKSTART, "--dry-run"],
     ],
     ids=" ".join,
@@ -41,6 +42,23 @@ def test_light_commands_import_nothing_heavy(arguments: list[str]) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "[]\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "unneeded"),
+    [(["recipes"], ("rich", "pydantic", "yaml")), (["validate", QUICKSTART], ("rich",))],
+    ids=["recipes", "validate"],
+)
+def test_what_a_quick_command_does_not_need_is_not_loaded(
+    arguments: list[str], unneeded: tuple[str, ...]
+) -> None:
+    code = (
+        "import sys; from ndtrain.cli import run\n"
+        f"run({arguments!r})\n"
+        f"print([name for name in {unneeded!r} if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stderr == "[]\n"
 
 
 def test_without_a_command_the_help_is_shown(ndtrain) -> None:

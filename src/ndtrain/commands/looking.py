@@ -38,7 +38,7 @@ def validate(
         from ndtrain.commands.foreign import report_foreign
 
         raise typer.Exit(report_foreign(recipe, from_, tuple(overrides or ()), as_json=as_json))
-    from ndtrain.plan.commands import validate as run
+    from ndtrain.plan.validate_command import validate as run
 
     report: Any = None
     if data:
@@ -101,7 +101,7 @@ def plan(
     ] = None,
 ) -> None:
     """Mesh, batch arithmetic, memory and time of a run, and better meshes for it."""
-    from ndtrain.plan.commands import plan as run
+    from ndtrain.plan.plan_command import plan as run
 
     exact_memory: Any = None
     if exact:

@@ -7,8 +7,6 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
-    ValidationInfo,
-    field_validator,
     model_validator,
 )
 from pydantic.fields import FieldInfo
@@ -31,18 +29,25 @@ class RecipePart(BaseModel):
     """A frozen group of recipe keys; an unknown key is an error at every level."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False
+        extra="forbid",
+        frozen=True,
+        validate_default=True,
+        allow_inf_nan=False,
+        # A recipe inherits most of its parts: only the whole is ever built.
+        defer_build=True,
     )
 
     @model_validator(mode="before")
     @classmethod
-    def _empty_means_default(cls, data: Any) -> Any:
-        """A key left empty (`wandb_project:`) means its default, as recipes in the wild expect."""
+    def _as_users_write(cls, data: Any) -> Any:
+        """A key left empty (`wandb_project:`) means its default, as recipes in the wild expect;
+        true and false are no numbers.
+        """
         if not isinstance(data, dict):
             return data
         fields = cls.fields_by_key()
         return {
-            key: value
+            key: _no_number_if_bool(value, fields.get(key))
             for key, value in data.items()
             if value is not None
             or key not in fields
@@ -50,20 +55,19 @@ class RecipePart(BaseModel):
             or accepts_null(fields[key])
         }
 
-    @field_validator("*", mode="before")
-    @classmethod
-    def _true_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """`max_steps: true` is a mistake; Python would count it as 1."""
-        if isinstance(value, bool):
-            kind = cls.model_fields[str(info.field_name)].annotation
-            if mentions(kind, int, float) and not mentions(kind, bool):
-                raise ValueError("expected a number")
-        return value
-
     @classmethod
     def fields_by_key(cls) -> dict[str, FieldInfo]:
         """The fields under the names that a recipe uses for them."""
         return {field.alias or name: field for name, field in cls.model_fields.items()}
+
+
+def _no_number_if_bool(value: Any, field: FieldInfo | None) -> Any:
+    """`max_steps: true` is a mistake; Python would count it as 1."""
+    if field is None or not isinstance(value, bool):
+        return value
+    numeric = mentions(field.annotation, int, float) and not mentions(field.annotation, bool)
+    # What no number can be read from: pydantic refuses it at the key.
+    return object() if numeric else value
 
 
 def _strategy_word(value: Any) -> Any:

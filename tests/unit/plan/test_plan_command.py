@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 from io import StringIO
 
@@ -13,9 +11,9 @@ from rich.console import Console
 
 from ndtrain.errors import ExitCode, MeshError, RecipeError
 from ndtrain.plan.book import facts_from_book
-from ndtrain.plan.commands import plan
 from ndtrain.plan.decide import decide
 from ndtrain.plan.machines import Machines
+from ndtrain.plan.plan_command import plan
 from ndtrain.plan.planning import plan_recipe
 from ndtrain.plan.tables import memory_table, mesh_table, time_table
 from ndtrain.recipe.load import load_recipe
@@ -310,25 +308,3 @@ def test_a_picture_is_drawn(recipe, tmp_path, capsys):
     ElementTree.fromstring(text)
     for title in ("Which model size fits?", "Which sequence length fits?", "pcie4"):
         assert title in text
-
-
-@pytest.mark.parametrize(
-    "command", [["validate"], ["plan", "--world-size", "256", "--gpu", "h100-80"]]
-)
-def test_the_commands_import_nothing_heavy(recipe, command):
-    code = (
-        "import sys\n"
-        "from ndtrain.cli import app\n"
-        "try:\n    app()\n"
-        "except SystemExit as end:\n    status = end.code\n"
-        "heavy = {'torch', 'transformers', 'datasets', 'peft', 'accelerate'} & set(sys.modules)\n"
-        "print(f'{status} {sorted(heavy)}', file=sys.stderr)\n"
-    )
-    first, *options = command
-    done = subprocess.run(
-        [sys.executable, "-c", code, first, str(recipe), *options],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stderr.splitlines()[-1] == "0 []"

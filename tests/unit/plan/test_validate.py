@@ -5,9 +5,10 @@ import json
 import pytest
 
 from ndtrain.errors import ExitCode, MeshError, NdtrainError, Problems
-from ndtrain.plan.commands import plan, validate
 from ndtrain.plan.machines import Machines
+from ndtrain.plan.plan_command import plan
 from ndtrain.plan.validate import validate_recipe
+from ndtrain.plan.validate_command import validate
 from ndtrain.recipe.load import load_recipe
 from ndtrain.train.command import train
 

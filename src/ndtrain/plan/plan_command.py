@@ -1,38 +1,25 @@
-"""`ndtrain validate` and `ndtrain plan`, as functions the command line calls."""
+"""`ndtrain plan`, as a function the command line calls."""
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from ndtrain.environment import no_color
-from ndtrain.errors import ExitCode, NdtrainError, Problems, RecipeError
+from ndtrain.errors import ExitCode, RecipeError
 from ndtrain.plan.apply import chosen_keys, set_keys
-from ndtrain.plan.decide import combine
 from ndtrain.plan.hardware import GIB
 from ndtrain.plan.machines import Machines, machines_here
 from ndtrain.plan.measured import MeasuredMachine, write_measured
 from ndtrain.plan.planning import plan_json, plan_recipe, plan_text
 from ndtrain.plan.plot import draw_plan
-from ndtrain.plan.report import (
-    describe_model,
-    describe_plan,
-    describe_prediction,
-    problem_json,
-    validation_json,
-)
 from ndtrain.plan.search import Candidate
 from ndtrain.plan.setting import Setting
-from ndtrain.plan.validate import validate_recipe
 from ndtrain.recipe.load import LoadedRecipe, load_recipe
 from ndtrain.recipe.output import write_named
 from ndtrain.recipe.schema import Recipe
-
-DataReport = Callable[[LoadedRecipe], Mapping[str, object]]
-"""Prepares a recipe's data and says what came out; lives in a higher layer."""
 
 ExactMemory = Callable[[LoadedRecipe, Setting], float]
 """Measures the bytes a setting reserves on a simulated device; lives in a higher layer."""
@@ -42,86 +29,6 @@ MeasureMachine = Callable[[Recipe, int | None], MeasuredMachine]
 _TOP = 5
 _FILE_WIDTH = 120
 _ASSUMED_GPU = "h100-80"
-
-
-def validate(
-    recipe: Path,
-    *,
-    overrides: Sequence[str] = (),
-    world_size: int | None = None,
-    gpu: str | None = None,
-    nodes: int | None = None,
-    data_report: DataReport | None = None,
-    as_json: bool = False,
-) -> ExitCode:
-    """Check a recipe without weights, GPU or torch and print what was found.
-
-    Args:
-        world_size: ranks that will be started; default: the GPUs found, else what the sizes give.
-        gpu: a GPU of the hardware book, or a memory size such as `80GB`.
-        nodes: machines the ranks are spread over.
-        data_report: with `--data`, what prepares the rows and reports on them.
-        as_json: print one JSON object; problems are then in it, and only the exit code tells.
-
-    Raises:
-        NdtrainError: what is wrong, unless `as_json`.
-    """
-    try:
-        loaded = load_recipe(recipe, overrides, check=False)
-    except NdtrainError as error:
-        if not as_json:
-            raise
-        return _print_json_failure(error)
-    found = validate_recipe(loaded, machines_here(world_size, gpu, nodes))
-    if data_report is not None and not found.problems:
-        found = replace(found, data=data_report(loaded))
-    if as_json:
-        result = validation_json(loaded.recipe, found)
-        print(json.dumps(result, indent=2, ensure_ascii=False, default=str))
-        return ExitCode(result["exit_code"])
-    console = _console()
-    if found.facts is not None:
-        console.print(describe_model(found.facts))
-    if found.plan is not None:
-        for line in describe_plan(loaded.recipe, found.plan):
-            console.print(line)
-    if found.predicted is not None and found.cluster is not None:
-        console.print(describe_prediction(found.predicted, found.cluster))
-    for notice in found.notices:
-        console.print(f"note: {notice}")
-    for warning in found.warnings:
-        console.print(f"warning: {warning}", style="yellow")
-    for key, value in found.data.items():
-        console.print(f"{key}: {value}")
-    if found.problems:
-        raise combine(list(found.problems))
-    console.print(f"{recipe} is valid.", style="green")
-    return ExitCode.OK
-
-
-def _console() -> Console:
-    console = Console(no_color=no_color() or None, highlight=False, soft_wrap=True, markup=False)
-    # A pipe or a file has no width of its own: give tables room.
-    return (
-        console
-        if console.is_terminal
-        else Console(
-            no_color=True, highlight=False, soft_wrap=True, markup=False, width=_FILE_WIDTH
-        )
-    )
-
-
-def _print_json_failure(error: NdtrainError) -> ExitCode:
-    problems = error.problems if isinstance(error, Problems) else [error]
-    result = {
-        "ok": False,
-        "exit_code": int(error.exit_code),
-        "problems": [problem_json(problem) for problem in problems],
-        "warnings": [],
-        "notices": [],
-    }
-    print(json.dumps(result, indent=2, ensure_ascii=False))
-    return ExitCode(error.exit_code)
 
 
 def plan(
@@ -188,6 +95,18 @@ def plan(
         write_named(write, text, option="with --write")
         print(f"{candidate.parallel} written to {write}.", file=sys.stderr)
     return ExitCode.OK
+
+
+def _console() -> Console:
+    console = Console(no_color=no_color() or None, highlight=False, soft_wrap=True, markup=False)
+    # A pipe or a file has no width of its own: give tables room.
+    return (
+        console
+        if console.is_terminal
+        else Console(
+            no_color=True, highlight=False, soft_wrap=True, markup=False, width=_FILE_WIDTH
+        )
+    )
 
 
 def _measure(measure: MeasureMachine, loaded: LoadedRecipe, machines: Machines) -> None:
