@@ -120,9 +120,12 @@ class _SharedProducts(torch.autograd.Function):
     def forward(
         ctx: Any, inputs: torch.Tensor, scales: list[float], *parts: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        weights, biases, firsts, seconds = _in_four(parts)
-        lows = _scaled(inputs @ torch.cat(firsts).T, firsts, scales)
-        ctx.save_for_backward(inputs, *lows, *weights, *firsts, *seconds)
+        weights, biases, firsts, seconds = _in_groups(parts, 4)
+        # the scale goes onto the small matrices; the results stay columns of one product
+        scaled = [first * scale for first, scale in zip(firsts, scales, strict=True)]
+        low = inputs @ torch.cat(scaled).T
+        lows = _columns(low, firsts)
+        ctx.save_for_backward(inputs, low, *weights, *firsts, *seconds)
         ctx.scales = scales
         return tuple(
             sum_of_products([low, inputs], [second.T, weight.T], bias)
@@ -131,9 +134,10 @@ class _SharedProducts(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        inputs, *saved = ctx.saved_tensors
-        lows, weights, firsts, seconds = _in_four(saved)
+        inputs, low, *saved = ctx.saved_tensors
         count = len(grads)
+        weights, firsts, seconds = _in_groups(saved, 3)
+        lows = _columns(low, firsts)
         second_grads = [grad.T @ low for grad, low in zip(grads, lows, strict=True)]
         low_grads = torch.cat(
             [
@@ -148,17 +152,14 @@ class _SharedProducts(torch.autograd.Function):
         return input_grad, None, *nothing, *nothing, *first_grads, *second_grads
 
 
-def _in_four(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    count = len(tensors) // 4
-    return [list(tensors[start : start + count]) for start in range(0, 4 * count, count)]
+def _in_groups(tensors: Sequence[torch.Tensor], number: int) -> list[list[torch.Tensor]]:
+    count = len(tensors) // number
+    return [list(tensors[start : start + count]) for start in range(0, number * count, count)]
 
 
-def _scaled(
-    low: torch.Tensor, firsts: Sequence[torch.Tensor], scales: Sequence[float]
-) -> list[torch.Tensor]:
-    """The columns [T, R] of each member, times its scale."""
-    parts = torch.split(low, [first.shape[0] for first in firsts], dim=1)
-    return [part * scale for part, scale in zip(parts, scales, strict=True)]
+def _columns(low: torch.Tensor, firsts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The columns [T, R] of each member."""
+    return torch.split(low, [first.shape[0] for first in firsts], dim=1)
 
 
 @torch.library.custom_op("ndtrain::sum_of_products", mutates_args=())

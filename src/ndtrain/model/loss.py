@@ -9,7 +9,6 @@ Shape letters: T tokens, C tokens of a chunk, H hidden features, V vocabulary of
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -34,7 +33,7 @@ class Vocabulary:
 
 
 def _whole_loss(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Loss sum and its gradient by the logits [C, V]; in two passes when compiled."""
+    """Loss sum and its gradient by the logits [C, V]."""
     trained = targets != IGNORED
     wide = logits.float()
     shifted = wide - wide.amax(-1, keepdim=True)
@@ -67,26 +66,28 @@ def _split_loss(
 
 
 def loss_and_gradient(
-    logits: torch.Tensor, targets: torch.Tensor, vocabulary: Vocabulary
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    vocabulary: Vocabulary,
+    *,
+    loss_only: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sum of the losses of the trained tokens in fp32, and its gradient by the logits.
 
     Args:
-        logits: this rank's logits [C, V].
+        logits: this rank's logits [C, V]; on CUDA the gradient may be written over them.
         targets: next tokens [C], `IGNORED` where nothing is trained.
         vocabulary: which part of the vocabulary the logits belong to.
+        loss_only: the gradient is not read.
     """
     if vocabulary.group is not None:
         return _split_loss(logits, targets, vocabulary, vocabulary.group)
     if logits.device.type == "cuda":
-        return _compiled_whole_loss()(logits, targets)
+        # Triton is there where CUDA is
+        from ndtrain.model.loss_kernel import loss_in_place
+
+        return loss_in_place(logits.contiguous(), targets, gradient=not loss_only)
     return _whole_loss(logits, targets)
-
-
-@cache
-def _compiled_whole_loss() -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
-    """One code object for all chunks; the last one may be shorter."""
-    return torch.compile(_whole_loss, dynamic=False)
 
 
 Head = Callable[[torch.Tensor, slice], torch.Tensor]
@@ -171,7 +172,7 @@ def chunked_loss_sum(
         for start in range(0, hidden.shape[0], chunk):
             place = slice(start, min(start + chunk, hidden.shape[0]))
             logits = head(hidden[place], place)
-            total += loss_and_gradient(logits, targets[place], vocabulary)[0]
+            total += loss_and_gradient(logits, targets[place], vocabulary, loss_only=True)[0]
             del logits
         return total
     loss: torch.Tensor = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]

@@ -14,6 +14,7 @@ from ndtrain.model.names import names_of_parameters, parse_name, plain_name
 from ndtrain.model.quantised import QuantisedLinear, encode_rows
 from ndtrain.model.random_weights import draw_weights, meta_twin, restore_buffers
 from ndtrain.model.regions import Region, local_tensor, region_of, take_region
+from ndtrain.model.staged_copies import StagedCopies
 from ndtrain.model.weight_files import WeightFiles, open_weights
 from ndtrain.plan.model_source import ModelSource
 
@@ -43,14 +44,14 @@ class Target:
         """The part that this rank needs."""
         return region_of(self.tensor)
 
-    def fill(self, whole: torch.Tensor) -> None:
+    def fill(self, whole: torch.Tensor, copies: StagedCopies) -> None:
         """Copy this rank's part out of the whole tensor."""
-        self.put(take_region(whole, self.region) if whole.ndim else whole)
+        self.put(take_region(whole, self.region) if whole.ndim else whole, copies)
 
-    def put(self, part: torch.Tensor | None) -> None:
+    def put(self, part: torch.Tensor | None, copies: StagedCopies) -> None:
         """Take this rank's part; None when it holds nothing."""
         if part is not None:
-            local_tensor(self.tensor).copy_(part)
+            copies.copy(local_tensor(self.tensor), part)
 
 
 @dataclass
@@ -70,7 +71,7 @@ class QuantisedTarget(Target):
         rows = region_of(self.linear.weight).dims[0]
         return Region((rows, ((0, self.linear.in_features),)))
 
-    def put(self, part: torch.Tensor | None) -> None:
+    def put(self, part: torch.Tensor | None, copies: StagedCopies) -> None:
         """Encode this rank's rows."""
         if part is not None:
             values, scales = encode_rows(part.to(self.tensor.device), self.linear.bits)
@@ -157,11 +158,12 @@ def _draw(targets: list[Target], twin: "PreTrainedModel", seed: int) -> None:
         for name in target.names:
             wanted.setdefault(name, []).append(target)
     first = local_tensor(targets[0].tensor)
+    copies = StagedCopies(first.device)
     filled: set[int] = set()
     for name, whole in draw_weights(twin, seed=seed, device=first.device, dtype=torch.float32):
         for target in wanted.get(name, ()):
             if id(target) not in filled:  # tied weights come twice; the first name decides
-                target.fill(whole)
+                target.fill(whole, copies)
                 filled.add(id(target))
 
 
@@ -169,6 +171,7 @@ def _read(
     targets: list[Target], twin: "PreTrainedModel", files: WeightFiles, source: ModelSource
 ) -> None:
     keys = map_keys(twin, files.keys)
+    copies = StagedCopies(local_tensor(targets[0].tensor).device)
     pieces = {name: one for one in keys.assemblies for name in _made_names(one.name, twin, one)}
     missing: list[str] = []
     wrong: list[str] = []
@@ -176,7 +179,7 @@ def _read(
     for target in targets:
         known = [name for name in target.names if name in keys.direct]
         if known:
-            wrong += _read_direct(target, keys.direct[known[0]], files, twin)
+            wrong += _read_direct(target, keys.direct[known[0]], files, twin, copies)
             _check_tie(target, [keys.direct[name] for name in known], files, source)
         elif any(name in pieces for name in target.names):
             for name in target.names:
@@ -189,7 +192,7 @@ def _read(
                 if tuple(whole.shape) != target.shape:
                     wrong.append(_shape_line(name, whole.shape, target.shape))
                 else:
-                    target.fill(whole)
+                    target.fill(whole, copies)
     _refuse(source, twin, missing, [*wrong, *_unused_lines(keys, twin)])
 
 
@@ -203,7 +206,11 @@ def _made_names(first: str, twin: "PreTrainedModel", assembly: object) -> list[s
 
 
 def _read_direct(
-    target: Target, key: str, files: WeightFiles, twin: "PreTrainedModel"
+    target: Target,
+    key: str,
+    files: WeightFiles,
+    twin: "PreTrainedModel",
+    copies: StagedCopies,
 ) -> list[str]:
     """Fill `target` from one key; what is wrong with the shapes, if anything."""
     have, want = files.shape(key), target.shape
@@ -212,7 +219,7 @@ def _read_direct(
     if have != want:
         _read_and_grow(target, key, files, have[0])
         return []
-    target.put(files.read(key, target.region))
+    target.put(files.read(key, target.region), copies)
     return []
 
 

@@ -28,8 +28,15 @@ _ATTENTION_OPS = (
     torch.ops.torch_attn._varlen_attn.default,
 )
 
-_PRICES_OBJECTS = "unsafe_treat_script_objects_as_zero_size"
-"""Setting of torch 2.13 and later, whose compiler refuses to price an object."""
+_WHERE_KNOWN = {
+    # process groups are inputs of a block's graph, and nothing that it could keep or not; the
+    # compiler of torch 2.13 and later refuses to price them
+    "unsafe_treat_script_objects_as_zero_size": True,
+    # a block with functions that have a backward of their own, as adapted linears do, comes out
+    # of the cache as a whole; what they compute is part of its key
+    "autograd_cache_allow_custom_autograd_functions": True,
+}
+"""Settings of the compiler that not every torch has."""
 
 
 def _keep_attention(_: Any, operation: Any, *__: Any, **___: Any) -> CheckpointPolicy:
@@ -71,6 +78,20 @@ def apply_compile(blocks: Iterable[nn.Module], budget: float, *, whole: bool = T
         block.forward = compile_function(block.forward, budget=budget, whole=whole)
 
 
+def ask_for_gradients(embedding: nn.Module) -> None:
+    """Let the first block's inputs need a gradient, as those of all others do.
+
+    Behind a frozen embedding they need none, and for that the first block would be compiled apart
+    from the others: seconds of every start, against one product in a step.
+    """
+
+    def ask(_: nn.Module, __: Any, outputs: torch.Tensor) -> None:
+        if torch.is_grad_enabled() and not outputs.requires_grad:
+            outputs.requires_grad_()
+
+    embedding.register_forward_hook(ask)
+
+
 def compile_function(
     function: Callable[..., Any], *, budget: float, whole: bool = True
 ) -> Callable[..., Any]:
@@ -90,9 +111,7 @@ def compile_function(
         # count custom operations such as attention over documents among what is worth keeping
         "is_non_builtin_to_include": True,
     }
-    if hasattr(partitioner, _PRICES_OBJECTS):
-        # process groups are inputs of a block's graph, and nothing that it could keep or not
-        chosen[_PRICES_OBJECTS] = True
+    chosen |= {name: value for name, value in _WHERE_KNOWN.items() if hasattr(partitioner, name)}
     settings = partitioner.patch(chosen)
     # graphs of their own: training, evaluation, rows of many lengths, documents and whole rows
     limit = torch._dynamo.config.patch(recompile_limit=64)

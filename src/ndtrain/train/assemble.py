@@ -29,7 +29,12 @@ from ndtrain.parallel.dropout import DropoutKeys, MeshDropout
 from ndtrain.parallel.float8 import apply_float8
 from ndtrain.parallel.mesh import Mesh
 from ndtrain.parallel.offload import apply_offload
-from ndtrain.parallel.recompute import apply_compile, apply_recompute
+from ndtrain.parallel.recompute import (
+    apply_compile,
+    apply_recompute,
+    ask_for_gradients,
+    compile_function,
+)
 from ndtrain.parallel.shard import GradientSync, apply_sharding
 from ndtrain.parallel.tensor import SplitPlan, apply_tensor_parallel, local_vocabulary
 from ndtrain.parallel.tiled import apply_tiled_mlp
@@ -119,6 +124,12 @@ def decoder_blocks(causal_lm: PreTrainedModel) -> nn.ModuleList:
     return blocks
 
 
+def final_norms(causal_lm: PreTrainedModel) -> list[nn.Module]:
+    """The norms between the last block and the head, whatever the architecture calls them."""
+    children = causal_lm.base_model.children()
+    return [one for one in children if "norm" in type(one).__name__.lower()]
+
+
 def sharded_units(trainable: Trainable, blocks: nn.ModuleList) -> list[nn.Module]:
     """The modules whose weights are gathered one at a time, in the order in which they run.
 
@@ -194,6 +205,11 @@ def assemble(recipe: Recipe, source: ModelSource, mesh: Mesh, *, num_tokens: int
         apply_tiled_mlp(blocks, keys, shards=recipe.tiled_mlp_num_shards, compiles=compiles)
     if compiles:
         apply_compile(blocks, policy.budget, whole=not policy.tiles)
+        ask_for_gradients(causal_lm.get_input_embeddings())
+        if plan.tp == 1:
+            # a dozen passes over the hidden states, if left as it is
+            for norm in final_norms(causal_lm):
+                norm.forward = compile_function(norm.forward, budget=1.0)
     if policy.recomputes_outside(compiles):
         apply_recompute(blocks, policy.recompute)
     if policy.offloads:
