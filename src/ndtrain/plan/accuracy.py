@@ -18,7 +18,7 @@ from ndtrain.plan.setting import Precision, Setting
 from ndtrain.plan.shapes import count_parameters, lora_parameters
 from ndtrain.plan.step_time import predict_time
 
-_CHUNKS = {"compiled": 4096}
+_CHUNKS = {"compiled": 4096, "in_place": 4096}
 _CHUNK = 2048
 """Tokens of a chunk of logits where a run does not say: ours, and those before it."""
 _STATES = {

@@ -25,6 +25,7 @@ class Calibration:
     elementwise_eager: float
     loss_eager: float
     loss_compiled: float
+    loss_in_place: float
     lora: float
     lora_shared: float
     state: float

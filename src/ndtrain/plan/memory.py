@@ -184,6 +184,7 @@ def predict_memory(facts: ModelFacts, setting: Setting, constants: Calibration) 
     h = _widths(facts, tp)[1]
     chunk = min(setting.loss_chunk, tokens)
     logit = {
+        "in_place": compute,
         # Logits and their gradient.
         "compiled": 2 * compute,
         "cross_entropy": constants.logit_bytes_eager,

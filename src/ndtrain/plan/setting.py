@@ -14,9 +14,12 @@ Policy = Literal["none", "budget", "alternate", "attention", "full"]
 chooses; every second matrix product; everything but attention; everything. `alternate` is other
 engines' (torchtitan's selective recomputation), for comparing predictions with their runs."""
 
-LossKernel = Literal["compiled", "cross_entropy", "fp32_cross_entropy", "written_out"]
-"""How the loss of a chunk of logits is computed: compiled to two passes, with torch's own function
-on the logits as they are or in fp32, or step by step in fp32."""
+LossKernel = Literal[
+    "in_place", "compiled", "cross_entropy", "fp32_cross_entropy", "written_out"
+]
+"""How the loss of a chunk of logits is computed: the gradient written over the logits, compiled to
+two passes, with torch's own function on the logits as they are or in fp32, or step by step in
+fp32."""
 
 POLICIES: tuple[Policy, ...] = ("none", "budget", "attention", "full")
 _MOMENTS = {"adam": 2, "nadam": 2, "radam": 2, "sgd": 1, "adagrad": 1, "rmsprop": 1, "muon": 1}
@@ -88,7 +91,7 @@ class Setting:
     budget: float = 0.9
     reshard: bool = True
     compiled: bool = True
-    loss_kernel: LossKernel = "compiled"
+    loss_kernel: LossKernel = "in_place"
     loss_chunk: int = 2048
     offload: bool = False
     steps_early: bool = False
@@ -168,8 +171,8 @@ def setting_of(
         budget=recipe.activation_memory_budget,
         reshard=recipe.reshard_after_forward is not False,
         compiled=compiled,
-        # The engine compiles the loss of a whole vocabulary only.
-        loss_kernel="compiled" if on_cuda and parallel.tp == 1 else "written_out",
+        # The engine's kernel is for a whole vocabulary.
+        loss_kernel="in_place" if on_cuda and parallel.tp == 1 else "written_out",
         on_gpu=on_cuda,
         frozen_whole=frozen_is_whole(
             recipe, facts, precision, parallel.tp, device_gib if on_cuda else 0.0

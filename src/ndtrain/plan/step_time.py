@@ -120,8 +120,10 @@ def predict_time(
     if setting.lora_rank:
         factor = constants.lora_shared if setting.shares_inputs else constants.lora
         moved += factor * _adapter_bytes(facts, tp) * tokens
-    compiled = setting.loss_kernel == "compiled"
-    logit = constants.loss_compiled if compiled else constants.loss_eager
+    logit = {
+        "in_place": constants.loss_in_place,
+        "compiled": constants.loss_compiled,
+    }.get(setting.loss_kernel, constants.loss_eager)
     loss = tokens * facts.vocab_size / tp * logit / bandwidth
     updated = trained_locally(facts, setting) / setting.fsdp
     state = updated * constants.state * _update_bytes(setting) / _UPDATE_BYTES
