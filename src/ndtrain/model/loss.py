@@ -32,17 +32,19 @@ class Vocabulary:
     group: dist.ProcessGroup | None = None
 
 
-def _whole_loss(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Loss sum and its gradient by the logits [C, V]."""
+def _whole_loss(
+    logits: torch.Tensor, targets: torch.Tensor, *, loss_only: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Loss sum and its gradient by the logits [C, V], in few passes over them."""
     trained = targets != IGNORED
-    wide = logits.float()
-    shifted = wide - wide.amax(-1, keepdim=True)
-    total = shifted.exp().sum(-1, keepdim=True)
     own = targets.masked_fill(~trained, 0)[:, None]
-    losses = total.log() - shifted.gather(-1, own)
-    loss = losses.squeeze(-1).masked_fill(~trained, 0.0).sum()
-    hit = torch.arange(logits.shape[-1], device=logits.device)[None] == own
-    gradient = torch.where(trained[:, None], shifted.exp() / total - hit.float(), 0.0)
+    scores = torch.log_softmax(logits.float(), -1)
+    loss = -scores.gather(-1, own).squeeze(-1).masked_fill(~trained, 0.0).sum()
+    if loss_only:
+        return loss, logits
+    gradient = scores.exp_()
+    gradient.scatter_add_(-1, own, gradient.new_full(own.shape, -1.0))
+    gradient.masked_fill_(~trained[:, None], 0.0)
     return loss, gradient.to(logits.dtype)
 
 
@@ -87,7 +89,7 @@ def loss_and_gradient(
         from ndtrain.model.loss_kernel import loss_in_place
 
         return loss_in_place(logits.contiguous(), targets, gradient=not loss_only)
-    return _whole_loss(logits, targets)
+    return _whole_loss(logits, targets, loss_only=loss_only)
 
 
 Head = Callable[[torch.Tensor, slice], torch.Tensor]

@@ -14,9 +14,7 @@ Policy = Literal["none", "budget", "alternate", "attention", "full"]
 chooses; every second matrix product; everything but attention; everything. `alternate` is other
 engines' (torchtitan's selective recomputation), for comparing predictions with their runs."""
 
-LossKernel = Literal[
-    "in_place", "compiled", "cross_entropy", "fp32_cross_entropy", "written_out"
-]
+LossKernel = Literal["in_place", "compiled", "cross_entropy", "fp32_cross_entropy", "written_out"]
 """How the loss of a chunk of logits is computed: the gradient written over the logits, compiled to
 two passes, with torch's own function on the logits as they are or in fp32, or step by step in
 fp32."""
