@@ -139,8 +139,10 @@ def _holds_something(path: Path) -> bool:
 
 
 def _ending(reason: str) -> str:
-    if reason in {"finished", "max_steps"}:
+    if reason == "finished":
         return "Finished"
+    if reason == "max_steps":
+        return "Stopped (--max-steps)"
     return f"Stopped ({reason.replace('_', ' ')})"
 
 

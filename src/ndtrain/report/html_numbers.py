@@ -55,7 +55,7 @@ def tiles(run: RecordedRun) -> str:
 def _tiles(run: RecordedRun) -> Iterator[str]:
     steps, evals = run.history.steps, run.history.evals
     if evals:
-        yield _fall("Held-out loss", evals[0]["loss"], evals[-1]["loss"])
+        yield _fall("Held-out loss", evals[0]["loss"], evals[-1]["loss"], count=len(evals))
     yield _fall("Training loss", steps[0]["loss"], steps[-1]["loss"])
     total = f"of {run.history.starts[-1]['total_steps']:,}" if run.history.starts else ""
     epochs = f"{steps[-1]['epoch']:.4g} epochs"
@@ -78,7 +78,9 @@ def _peak(run: RecordedRun) -> float:
     return max(float(record["memory_gib"]) for record in run.history.steps)
 
 
-def _fall(label: str, first: float, last: float) -> str:
+def _fall(label: str, first: float, last: float, *, count: int = 2) -> str:
+    if count == 1:
+        return _tile(label, f"{last:.4g}" if math.isfinite(last) else str(last), "measured once")
     moved = change(first, last)
     kind = "better" if last < first else "worse"
     note = f"{moved} from {first:.4g}" if moved else f"from {first:.4g}"

@@ -139,6 +139,13 @@ def _train(
             adapted=list(trained.adapted),
         )
     )
+    if job.stop_after is not None and job.stop_after < timetable.total_steps:
+        emit(
+            Notice(
+                f"This start ends after step {job.stop_after} of {timetable.total_steps} "
+                "(--max-steps); the same command without it goes on."
+            )
+        )
     sampler = Sampler(engine, job.source) if recipe.sample_prompts else None
 
     def after_eval(step: int) -> None:

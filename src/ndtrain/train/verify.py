@@ -45,17 +45,27 @@ class Verdict:
     Attributes:
         difference: of the logits, relative to their spread; None when it was not computed.
         reason: why not.
+        rounded_to: dtype of the export, where that is shorter than the run's.
     """
 
     difference: float | None
     reason: str = ""
+    rounded_to: str = ""
 
     def __str__(self) -> str:
         if self.difference is None:
             return f"The export was not reloaded: {self.reason}."
+        rounded = (
+            f", whose weights were rounded to {self.rounded_to} likewise,"
+            if (self.rounded_to)
+            else ""
+        )
         if self.difference == 0:
-            return "The export was reloaded: its logits equal the run's bit for bit."
-        return f"The export was reloaded: its logits differ by {self.difference:.1e} of their size."
+            return f"The export was reloaded: its logits equal the run's{rounded} bit for bit."
+        return (
+            f"The export was reloaded: its logits differ from the run's{rounded} by "
+            f"{self.difference:.1e} of their size."
+        )
 
 
 def probe_batch(engine: Engine) -> MicroBatch:
@@ -145,8 +155,12 @@ def verify_export(engine: Engine, folder: Path, source: ModelSource) -> Verdict 
     Raises:
         CheckpointError: on the main rank, when they differ.
     """
+    rounded_to = ""
     if engine.recipe.adapter is None:
-        round_weights(engine.model, _stored_dtype(folder, source))
+        stored = _stored_dtype(folder, source)
+        if any(one.dtype.itemsize > stored.itemsize for one in engine.model.parameters()):
+            rounded_to = str(stored).removeprefix("torch.")
+        round_weights(engine.model, stored)
     logits = sharded_logits(engine)
     if logits is None:
         return None
@@ -164,7 +178,7 @@ def verify_export(engine: Engine, folder: Path, source: ModelSource) -> Verdict 
             where=str(folder),
             hint="Do not use it; the checkpoints are whole. Report this with `ndtrain env`.",
         )
-    return Verdict(difference)
+    return Verdict(difference, rounded_to=rounded_to)
 
 
 @torch.no_grad()

@@ -71,3 +71,8 @@ def test_eta_is_the_median_of_the_last_steps_without_the_first():
         pace.add(seconds)
     assert pace.eta(10) == 20.0
     assert pace.eta(0) is None
+
+
+def test_a_start_that_was_told_to_end_early_does_not_say_that_it_finished(tmp_path):
+    told = lines.summary_lines(RunEnded("max_steps", 3, 0), gather([]), tmp_path, 5.0, "")
+    assert next(iter(told)) == "Stopped (--max-steps) at step 3 after 5s"
