@@ -16,6 +16,19 @@ QUICKSTART = str(examples_folder() / "quickstart.yaml")
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def naming_loaded(
+    arguments: list[str], names: tuple[str, ...]
+) -> "subprocess.CompletedProcess[str]":
+    """Run a command in a process that then says on stderr which of the modules it loaded."""
+    code = (
+        "import sys; from ndtrain.cli import run\n"
+        f"code = run({arguments!r})\n"
+        f"print([name for name in {names!r} if name in sys.modules], file=sys.stderr)\n"
+        "sys.exit(code)"
+    )
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -34,13 +47,7 @@ ROOT = Path(__file__).resolve().parents[2]
     ids=" ".join,
 )
 def test_light_commands_import_nothing_heavy(arguments: list[str]) -> None:
-    code = (
-        "import sys; from ndtrain.cli import run\n"
-        f"code = run({arguments!r})\n"
-        f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)\n"
-        "sys.exit(code)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = naming_loaded(arguments, HEAVY)
     assert (done.returncode, done.stderr) == (0, "[]\n")
 
 
@@ -52,13 +59,8 @@ def test_light_commands_import_nothing_heavy(arguments: list[str]) -> None:
 def test_what_a_quick_command_does_not_need_is_not_loaded(
     arguments: list[str], unneeded: tuple[str, ...]
 ) -> None:
-    code = (
-        "import sys; from ndtrain.cli import run\n"
-        f"run({arguments!r})\n"
-        f"print([name for name in {unneeded!r} if name in sys.modules], file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stderr == "[]\n"
+    done = naming_loaded(arguments, unneeded)
+    assert (done.returncode, done.stderr) == (0, "[]\n")
 
 
 def test_without_a_command_the_help_is_shown(ndtrain) -> None:
@@ -68,12 +70,7 @@ def test_without_a_command_the_help_is_shown(ndtrain) -> None:
 
 
 def test_help_lists_every_command_in_its_section_without_loading_rich() -> None:
-    code = (
-        "import sys; from ndtrain.cli import run\n"
-        "run(['--help'])\n"
-        "print([name for name in ('rich', 'pydantic') if name in sys.modules], file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = naming_loaded(["--help"], ("rich", "pydantic"))
     assert done.stderr == "[]\n"
     sections = {
         lines[0]: [line.split()[0] for line in lines[1:] if line[2] != " "]

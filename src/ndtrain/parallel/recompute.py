@@ -65,8 +65,10 @@ def apply_recompute(blocks: Iterable[nn.Module], policy: str) -> None:
 def apply_compile(blocks: Iterable[nn.Module], budget: float, *, whole: bool = True) -> None:
     """Compile each block as one graph; equal blocks share the compiled code.
 
+    Call it before anything of the model runs: what was compiled until then is forgotten.
+
     Args:
-        blocks: the blocks, whose `forward` is replaced.
+        blocks: the blocks, or other modules, whose `forward` is replaced.
         budget: share of the activations that the compiler may keep; 0 keeps the block's input
             only. It prices what it recomputes by floating-point work, so that matrix products
             and attention go last.

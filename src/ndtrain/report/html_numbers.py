@@ -2,8 +2,9 @@
 
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
+from typing import Any
 
 from ndtrain.report.chart import Series, draw_chart
 from ndtrain.report.recorded import RecordedRun
@@ -55,8 +56,8 @@ def tiles(run: RecordedRun) -> str:
 def _tiles(run: RecordedRun) -> Iterator[str]:
     steps, evals = run.history.steps, run.history.evals
     if evals:
-        yield _fall("Held-out loss", evals[0]["loss"], evals[-1]["loss"], count=len(evals))
-    yield _fall("Training loss", steps[0]["loss"], steps[-1]["loss"])
+        yield _fall("Held-out loss", evals)
+    yield _fall("Training loss", steps)
     total = f"of {run.history.starts[-1]['total_steps']:,}" if run.history.starts else ""
     epochs = f"{steps[-1]['epoch']:.4g} epochs"
     yield _tile("Steps", f"{steps[-1]['step']:,}", ", ".join(filter(None, (total, epochs))))
@@ -78,12 +79,14 @@ def _peak(run: RecordedRun) -> float:
     return max(float(record["memory_gib"]) for record in run.history.steps)
 
 
-def _fall(label: str, first: float, last: float, *, count: int = 2) -> str:
-    if count == 1:
-        return _tile(label, f"{last:.4g}" if math.isfinite(last) else str(last), "measured once")
+def _fall(label: str, records: Sequence[Mapping[str, Any]]) -> str:
+    """The last loss, and the way to it from the first one, where there are two."""
+    first, last = records[0]["loss"], records[-1]["loss"]
     moved = change(first, last)
     kind = "better" if last < first else "worse"
     note = f"{moved} from {first:.4g}" if moved else f"from {first:.4g}"
+    if len(records) == 1:
+        note = "measured once"
     value = f"{last:.4g}" if math.isfinite(last) else str(last)
     return _tile(label, value, note, kind if last != first else "")
 

@@ -29,12 +29,7 @@ from ndtrain.parallel.dropout import DropoutKeys, MeshDropout
 from ndtrain.parallel.float8 import apply_float8
 from ndtrain.parallel.mesh import Mesh
 from ndtrain.parallel.offload import apply_offload
-from ndtrain.parallel.recompute import (
-    apply_compile,
-    apply_recompute,
-    ask_for_gradients,
-    compile_function,
-)
+from ndtrain.parallel.recompute import apply_compile, apply_recompute, ask_for_gradients
 from ndtrain.parallel.shard import GradientSync, apply_sharding
 from ndtrain.parallel.tensor import SplitPlan, apply_tensor_parallel, local_vocabulary
 from ndtrain.parallel.tiled import apply_tiled_mlp
@@ -208,8 +203,7 @@ def assemble(recipe: Recipe, source: ModelSource, mesh: Mesh, *, num_tokens: int
         ask_for_gradients(causal_lm.get_input_embeddings())
         if plan.tp == 1:
             # a dozen passes over the hidden states, if left as it is
-            for norm in final_norms(causal_lm):
-                norm.forward = compile_function(norm.forward, budget=1.0)
+            apply_compile(final_norms(causal_lm), 1.0)
     if policy.recomputes_outside(compiles):
         apply_recompute(blocks, policy.recompute)
     if policy.offloads:

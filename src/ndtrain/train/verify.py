@@ -57,7 +57,7 @@ class Verdict:
             return f"The export was not reloaded: {self.reason}."
         rounded = (
             f", whose weights were rounded to {self.rounded_to} likewise,"
-            if (self.rounded_to)
+            if self.rounded_to
             else ""
         )
         if self.difference == 0:
