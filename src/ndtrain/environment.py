@@ -48,6 +48,11 @@ def lookup(name: str) -> str | None:
     return os.environ.get(name)
 
 
+def sets_malloc() -> bool:
+    """Whether the user has settings of their own for the C library's malloc."""
+    return any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
+
+
 def no_color() -> bool:
     """Whether the user asked for output without colours (https://no-color.org)."""
     return bool(os.environ.get("NO_COLOR"))

@@ -17,6 +17,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # re-exported fro
 from ndtrain import environment
 from ndtrain.environment import LaunchedRank
 from ndtrain.errors import MeshError
+from ndtrain.parallel.host_memory import keep_freed_memory
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,8 @@ def start(
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
         _let_memory_grow()
+    else:
+        keep_freed_memory()
     timeout = datetime.timedelta(seconds=timeout_seconds)
     rank, world_size = (launched.rank, launched.world_size) if launched else (0, 1)
     try:

@@ -304,8 +304,8 @@ def _buffers(sizes: LocalSizes, facts: ModelFacts, setting: Setting) -> float:
         total += (layers + sizes.ends) * compute
         if setting.trained:
             total += 2 * sizes.layer * compute
-    elif setting.fsdp == 1 and setting.trained and not setting.reshard:
-        # One rank computes with copies, which are freed block by block unless it is told not to.
+    elif setting.fsdp == 1 and setting.trained and setting.copies_weights and not setting.reshard:
+        # One rank casts its weights, block by block unless it is told not to free them.
         total += sizes.total * compute
     if setting.fsdp > 1 and setting.accumulation > 1 and not setting.syncs_each:
         total += 4 * trained_locally(facts, setting)

@@ -128,6 +128,11 @@ class Setting:
         return self.parallel.sequence_parallel and self.compiled and not self.rebuilds
 
     @property
+    def copies_weights(self) -> bool:
+        """Whether a rank alone computes with copies of its weights, in another dtype."""
+        return self.precision.weight != self.precision.compute
+
+    @property
     def fsdp(self) -> int:
         """Ranks that share the states of one copy, beside tp."""
         return self.parallel.dp_shard * self.parallel.cp

@@ -113,7 +113,7 @@ class MemoryKeys(RecipePart):
     reshard_after_forward: bool | Literal["auto"] = Field(
         "auto",
         description="Free gathered weights between forward and backward; auto = where weights are "
-        "sharded or stored in bf16.",
+        "sharded.",
     )
     sync_each_batch: bool | Literal["auto"] = Field(
         "auto",

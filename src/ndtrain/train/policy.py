@@ -121,8 +121,8 @@ def decide_policy(recipe: Recipe, mesh: Mesh) -> Policy:
         compiles=compiles,
         budget=budgets[recompute],
         recompute=recompute,
-        # a rank alone keeps copies to compute with, which for bf16 weights are the weights again
-        reshard=shards > 1 or trained == torch.bfloat16 if reshard == "auto" else reshard,
+        # a rank alone frees copies in another dtype at most, and has none to gather
+        reshard=shards > 1 if reshard == "auto" else reshard,
         segmented=on_cuda and compute == torch.bfloat16,
         adapts=recipe.adapter is not None,
         state_dtype=recipe.optimizer_state_dtype,

@@ -122,10 +122,12 @@ def test_bf16_weights_have_bf16_gradients_and_states_of_their_own_key():
     assert split(param_dtype="bf16", optimizer_state_dtype="bf16").optimizer == 4 * PARAMETERS
 
 
-def test_one_rank_that_keeps_the_copies_it_computes_with_holds_the_weights_again():
-    assert split(param_dtype="bf16").buffers == 0
-    kept = split(param_dtype="bf16", reshard_after_forward=False)
+def test_one_rank_that_keeps_the_copies_it_computes_with_holds_those_in_another_dtype():
+    assert split().buffers == 0
+    kept = split(reshard_after_forward=False)
     assert kept.buffers == pytest.approx(2 * PARAMETERS, rel=1e-3)
+    # weights in the dtype of the computation are computed with as they are
+    assert split(param_dtype="bf16", reshard_after_forward=False).buffers == 0
 
 
 def test_eight_bit_moments_have_a_scale_for_256():

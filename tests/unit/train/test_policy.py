@@ -55,11 +55,9 @@ def test_the_dtypes_are_said_in_a_line(keys: dict[str, Any], line: str) -> None:
     assert policy_of(**keys).describe() == line
 
 
-def test_a_rank_alone_holds_bf16_weights_once_and_frees_what_it_computes_with() -> None:
-    assert policy_of(param_dtype="bf16").reshard
+def test_a_rank_alone_keeps_what_it_computes_with_unless_it_is_told_to_free_it() -> None:
     assert not policy_of().reshard
-    assert not policy_of(param_dtype="bf16", adapter="lora").reshard
-    assert not policy_of(param_dtype="bf16", reshard_after_forward=False).reshard
+    assert policy_of(reshard_after_forward=True).reshard
 
 
 @pytest.mark.parametrize(
