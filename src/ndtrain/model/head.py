@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from ndtrain.data.batch import IGNORED
 from ndtrain.model.loss import Vocabulary, chunked_loss_sum
+from ndtrain.model.trained_tokens import select_tokens
 from ndtrain.parallel.dropout import DropoutKeys
 
 
@@ -76,21 +76,21 @@ class TokenHead(nn.Module):
         finally:
             self._keys.tokens = before
 
-    def forward(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, hidden: torch.Tensor, targets: torch.Tensor, places: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Sum of the losses of the trained tokens, fp32 scalar.
 
         Args:
             hidden: hidden states [T, H].
             targets: next tokens [T].
+            places: tokens that have losses, all that are trained among them [N]; None: all.
         """
         tokens = self._keys.tokens
-        if hidden.device.type == "cpu":
-            # tokens without a target need no logits; a device would have to wait for their number
-            trained = (targets != IGNORED).nonzero().squeeze(1)
-            if len(trained) == 0:
-                trained = torch.zeros(1, dtype=torch.long)
-            hidden, targets = hidden[trained], targets[trained]
-            tokens = None if tokens is None else tokens.flatten()[trained]
+        hidden = select_tokens(hidden, places)
+        if places is not None:
+            targets = targets[places]
+            tokens = None if tokens is None else tokens.flatten()[places]
 
         def logits(part: torch.Tensor, place: slice) -> torch.Tensor:
             with self._dropout_at(tokens, place):

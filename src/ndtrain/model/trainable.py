@@ -78,10 +78,18 @@ class Trainable(nn.Module):
             return sum_gradient(states, group)
         return gather_tokens(states, group).view(*batch.input_ids.shape, -1)
 
-    def forward(self, batch: MicroBatch, rows: AttentionRows) -> torch.Tensor:
-        """Sum of the losses of this rank's trained tokens, fp32 scalar."""
+    def forward(
+        self, batch: MicroBatch, rows: AttentionRows, places: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Sum of the losses of this rank's trained tokens, fp32 scalar.
+
+        Args:
+            batch: this rank's part of the rows.
+            rows: where its tokens stand.
+            places: the tokens among its T whose losses are computed; None: all.
+        """
         hidden = self.hidden(batch, rows).flatten(0, 1)
-        loss: torch.Tensor = self.head(hidden, batch.targets.flatten())
+        loss: torch.Tensor = self.head(hidden, batch.targets.flatten(), places)
         return loss
 
     def logits_at(

@@ -15,6 +15,8 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from ndtrain.parallel.linear import local
+
 _CAST_ALONE = 1 << 20
 """Elements from which casting a gradient takes longer than launching the kernel that does."""
 
@@ -76,7 +78,7 @@ class _Copies:
         assert shard is not None
         given, freed = shard, list[torch.Tensor]()
         if shard.dtype != dtype:
-            given = torch.empty_like(shard, dtype=dtype) if out is None else _local(out)
+            given = torch.empty_like(shard, dtype=dtype) if out is None else local(out)
             freed.append(given)
             self._targets.append(given)
             self._shards.append(shard)
@@ -120,7 +122,7 @@ def _hand_over(parameter: nn.Parameter, computed: torch.Tensor) -> None:
     assert computed.grad is not None
     gradient, computed.grad = computed.grad.to(parameter.dtype), None
     if parameter.grad is not None:
-        _local(parameter.grad).add_(gradient)
+        local(parameter.grad).add_(gradient)
         return
     parameter.grad = DTensor.from_local(
         gradient,
@@ -130,7 +132,3 @@ def _hand_over(parameter: nn.Parameter, computed: torch.Tensor) -> None:
         shape=parameter.shape,
         stride=parameter.stride(),
     )
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from ndtrain.data.batch import MicroBatch, StepBatch
+from ndtrain.model.trained_tokens import trained_places
 from ndtrain.parallel.clip import (
     clip_factor,
     gradient_norm,
@@ -17,6 +18,9 @@ from ndtrain.parallel.context import split_rows
 from ndtrain.train.assemble import Engine
 from ndtrain.train.low_bit_adam import LowBitAdamW
 from ndtrain.train.optim import set_learning_rate
+
+_PLACES_ON_CUDA = 512
+"""Tokens with losses are rounded up to a multiple: few sizes of products and of memory."""
 
 
 @dataclass(frozen=True)
@@ -38,15 +42,19 @@ def micro_batch_loss(engine: Engine, micro: MicroBatch, step: int) -> torch.Tens
     """Sum of the token losses of this rank's part of a micro-batch."""
     part, rows = split_rows(micro, engine.split, segmented=engine.policy.segmented)
     device = engine.mesh.device
-    if device.type == "cuda":
+    on_cuda = device.type == "cuda"
+    places = trained_places(part.targets, multiple=_PLACES_ON_CUDA if on_cuda else 1)
+    if on_cuda:
         # from pinned memory, so that the copies wait for nothing that still runs
         part, rows = part.pinned(), rows.pinned()
+        places = None if places is None else places.pin_memory()
     part, rows = part.to(device), rows.to(device)
+    places = None if places is None else places.to(device, non_blocking=True)
     if engine.block_windows:
         rows = rows.with_blocks(engine.block_windows)
     columns = engine.split.columns(micro.input_ids.shape[1], engine.split.rank, device)
     engine.keys.set(engine.recipe.seed, step, part.row_ids, columns)
-    loss: torch.Tensor = engine.trainable(part, rows)
+    loss: torch.Tensor = engine.trainable(part, rows, places)
     return loss
 
 
