@@ -6,7 +6,7 @@ is computed with: the shard, or, where it is computed in another dtype, one copy
 """
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import torch
@@ -42,13 +42,19 @@ def use_own_shards(model: nn.Module, *, gradients: bool) -> None:
             if type(shard) is torch.Tensor and shard.is_floating_point():
                 copies.stand_in_for_gathering(shard)
         if gradients:
-            _take_gradients(unit, own)
+            _take_gradients(unit, own, copies)
+
+
+def _nothing() -> None:
+    pass
 
 
 class _Copies:
     """What one unit computes with. FSDP asks for all its parameters, then takes them one by one."""
 
     def __init__(self) -> None:
+        self.when_asked: Callable[[], None] = _nothing
+        """Called when a pass begins to use the unit."""
         self._asked = 0
         self._targets: list[torch.Tensor] = []
         self._shards: list[torch.Tensor] = []
@@ -62,6 +68,8 @@ class _Copies:
         shard.fsdp_post_all_gather = partial(self._give, own)  # type: ignore[attr-defined]
 
     def _ask(self, nothing: torch.Tensor, _mesh: object) -> tuple[tuple[torch.Tensor, ...], None]:
+        if self._asked == 0:
+            self.when_asked()
         self._asked += 1
         return (nothing,), None
 
@@ -96,31 +104,49 @@ class _Copies:
                 torch._foreach_copy_(targets, shards)
 
 
-def _take_gradients(unit: FSDPModule, parameters: Iterable[nn.Parameter]) -> None:
-    """Hand gradients of what is computed with to the parameters themselves."""
-    assert isinstance(unit, nn.Module)
-    places = {
-        parameter: (module, name)
-        for module in unit.modules()
-        for name, parameter in module.named_parameters(recurse=False)
-    }
-    unit.unshard()
-    for parameter in parameters:
-        module, name = places[parameter]
-        computed = getattr(module, name)
-        if isinstance(computed, DTensor) or not computed.requires_grad:
-            continue
-        # FSDP casts the small gradients of a unit in one go, and those it gets are left to it
-        if computed.dtype == parameter.dtype or computed.numel() >= _CAST_ALONE:
-            computed.register_post_accumulate_grad_hook(partial(_hand_over, parameter))
-    unit.reshard()
+class _Gradients:
+    """Hands a unit's gradients to its parameters. FSDP takes those that are not handed over.
+
+    Args:
+        small: parameters whose gradients are small and have to be cast: all at once, when the last
+            of them is there. Where some do not arrive, as of experts that no token went to, FSDP
+            finds the others where autograd left them.
+    """
+
+    def __init__(self, small: int) -> None:
+        self._small = small
+        self._waiting: list[tuple[nn.Parameter, torch.Tensor]] = []
+
+    def begin(self) -> None:
+        """Forget what the last pass left to FSDP."""
+        self._waiting = []
+
+    @torch.no_grad()
+    def take(self, parameter: nn.Parameter, computed: torch.Tensor) -> None:
+        """Take the gradient of what is computed with at once."""
+        assert computed.grad is not None
+        gradient, computed.grad = computed.grad.to(parameter.dtype), None
+        _add_gradient(parameter, gradient)
+
+    @torch.no_grad()
+    def wait(self, parameter: nn.Parameter, computed: torch.Tensor) -> None:
+        """Take the gradient together with those of the other small ones."""
+        self._waiting.append((parameter, computed))
+        if len(self._waiting) < self._small:
+            return
+        # FSDP may have taken some already
+        waiting = [(one, found.grad, found) for one, found in self._waiting]
+        self._waiting = []
+        there = [(one, grad, found) for one, grad, found in waiting if grad is not None]
+        cast = [torch.empty_like(grad, dtype=one.dtype) for one, grad, _ in there]
+        torch._foreach_copy_(cast, [grad for _, grad, _ in there])
+        for (one, _, found), gradient in zip(there, cast, strict=True):
+            found.grad = None
+            _add_gradient(one, gradient)
 
 
-@torch.no_grad()
-def _hand_over(parameter: nn.Parameter, computed: torch.Tensor) -> None:
+def _add_gradient(parameter: nn.Parameter, gradient: torch.Tensor) -> None:
     assert isinstance(parameter, DTensor)
-    assert computed.grad is not None
-    gradient, computed.grad = computed.grad.to(parameter.dtype), None
     if parameter.grad is not None:
         local(parameter.grad).add_(gradient)
         return
@@ -132,3 +158,33 @@ def _hand_over(parameter: nn.Parameter, computed: torch.Tensor) -> None:
         shape=parameter.shape,
         stride=parameter.stride(),
     )
+
+
+def _take_gradients(unit: FSDPModule, parameters: Iterable[nn.Parameter], copies: _Copies) -> None:
+    """Hand gradients of what is computed with to the parameters themselves."""
+    assert isinstance(unit, nn.Module)
+    places = {
+        parameter: (module, name)
+        for module in unit.modules()
+        for name, parameter in module.named_parameters(recurse=False)
+    }
+    unit.unshard()
+    trained = [
+        (parameter, getattr(module, name))
+        for parameter in parameters
+        if parameter.requires_grad
+        for module, name in [places[parameter]]
+    ]
+    plain = [(one, computed) for one, computed in trained if not isinstance(computed, DTensor)]
+    small = [one for one, computed in plain if _is_cast_with_others(one, computed)]
+    gradients = _Gradients(len(small))
+    copies.when_asked = gradients.begin
+    for parameter, computed in plain:
+        together = _is_cast_with_others(parameter, computed)
+        hook = gradients.wait if together else gradients.take
+        computed.register_post_accumulate_grad_hook(partial(hook, parameter))
+    unit.reshard()
+
+
+def _is_cast_with_others(parameter: nn.Parameter, computed: torch.Tensor) -> bool:
+    return parameter.dtype != computed.dtype and parameter.numel() < _CAST_ALONE
