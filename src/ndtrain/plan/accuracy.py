@@ -128,6 +128,7 @@ def _run(row: Mapping[str, Any], gpu: str) -> MeasuredRun:
         recompute_inside=row.get("recompute_inside", False),
         loss_chunk=row.get("loss_chunk", _CHUNKS.get(row.get("loss", ""), _CHUNK)),
         sums_head="loss_chunk" not in row,
+        own_shards=row.get("own_shards", False),
         document_len=row.get("document_len"),
         loss_kernel=row.get("loss", "cross_entropy"),
     )

@@ -37,6 +37,7 @@ class MemorySplit:
     """Predicted bytes of one GPU at the peak of a step.
 
     Attributes:
+        gradients: those for which activations leave no room when the backward pass frees them.
         workspace: one block being recomputed, and gradients of intermediate values.
         loss: logits of one chunk and the hidden states handed to it.
         buffers: gathered weights, gradients being reduced, exchanged heads or keys.
@@ -180,6 +181,8 @@ def predict_memory(facts: ModelFacts, setting: Setting, constants: Calibration) 
     activations = layers * kept * tokens + _score_bytes(facts, setting)
     if setting.offload:
         activations = 2 * kept * tokens
+    if setting.reuses_activations:
+        gradients = max(0.0, gradients - activations)
     workspace = _workspace(facts, setting, constants)
     h = _widths(facts, tp)[1]
     chunk = min(setting.loss_chunk, tokens)

@@ -67,6 +67,8 @@ class Setting:
         recompute_inside: what a compiled block recomputes is part of its graph, as ours is;
             otherwise the block is called a second time as a whole.
         sums_head: the head's gradient is summed over chunks of the loss in fp32, as ours is.
+        own_shards: a rank alone computes with its shards, and puts gradients where activations
+            were, as ours does.
         tiled: the MLP of a block works on slices of the tokens, each computed again.
         tiled_shards: number of slices, None: one for every `hidden_size` tokens.
         float8: how 8-bit matmuls of the blocks are scaled: `tensorwise` or `rowwise`.
@@ -99,6 +101,7 @@ class Setting:
     on_gpu: bool = True
     recompute_inside: bool = True
     sums_head: bool = True
+    own_shards: bool = True
     tiled: bool = False
     tiled_shards: int | None = None
     float8: str | None = None
@@ -129,8 +132,19 @@ class Setting:
 
     @property
     def copies_weights(self) -> bool:
-        """Whether a rank alone computes with copies of its weights, in another dtype."""
-        return self.precision.weight != self.precision.compute
+        """Whether a rank alone computes with copies of its weights."""
+        return not self.own_shards or self.precision.weight != self.precision.compute
+
+    @property
+    def reuses_activations(self) -> bool:
+        """Whether gradients take the memory of activations that the backward pass is done with.
+
+        Those that are summed over ranks come from another stream, whose memory is its own; and
+        those of a step's first micro-batch are there before the second one's activations.
+        """
+        parallel = self.parallel
+        alone = parallel.dp_replicate * parallel.dp_shard * parallel.cp == 1
+        return self.own_shards and alone and self.on_gpu and self.accumulation == 1
 
     @property
     def fsdp(self) -> int:

@@ -19,16 +19,16 @@ LLAMA = facts_from_book("meta-llama/Llama-3.1-8B")
 PARAMETERS = 8_030_261_248
 
 
-def setting(parallel=None, **keys):
+def setting(parallel=None, *, passes=1, **keys):
     parallel = parallel or ParallelPlan()
     method = choose_cp_method(LLAMA, parallel.tp, parallel.cp)
     given = {"base_model": "m", "learning_rate": 1e-4, "sequence_len": 8192, **keys}
-    batch = BatchPlan(given.get("micro_batch_size", 1), 1, parallel.data_ranks)
+    batch = BatchPlan(given.get("micro_batch_size", 1), passes, parallel.data_ranks)
     return setting_of(Recipe(**given), LLAMA, replace(parallel, cp_method=method), batch)
 
 
-def split(parallel=None, **keys):
-    return predict_memory(LLAMA, setting(parallel, **keys), calibration())
+def split(parallel=None, *, passes=1, **keys):
+    return predict_memory(LLAMA, setting(parallel, passes=passes, **keys), calibration())
 
 
 def test_the_guides_own_number_32_heads_at_128k_tokens():
@@ -40,7 +40,7 @@ def test_the_guides_own_number_32_heads_at_128k_tokens():
 
 
 def test_states_of_full_fine_tuning_are_sixteen_bytes_a_parameter():
-    parts = split()
+    parts = split(passes=2)
 
     assert count_parameters(LLAMA) == PARAMETERS
     assert parts.weights == 4 * PARAMETERS
@@ -116,7 +116,7 @@ def test_a_base_in_four_bits_takes_nine_sixteenths_of_a_byte_a_weight():
 
 
 def test_bf16_weights_have_bf16_gradients_and_states_of_their_own_key():
-    halved = split(param_dtype="bf16")
+    halved = split(param_dtype="bf16", passes=2)
     assert (halved.weights, halved.gradients) == (2 * PARAMETERS, 2 * PARAMETERS)
     assert halved.optimizer == 8 * PARAMETERS
     assert split(param_dtype="bf16", optimizer_state_dtype="bf16").optimizer == 4 * PARAMETERS
@@ -183,20 +183,31 @@ def test_weights_that_stay_gathered_take_their_place():
     assert 12e9 < kept - freed < 16.1e9
 
 
+def test_gradients_of_one_rank_and_one_pass_lie_where_activations_were():
+    """The backward pass frees the one as it makes the other: the larger of both is the peak."""
+    few, many = split(sequence_len=1024), split(sequence_len=32768)
+    assert few.gradients + few.activations == 4 * PARAMETERS
+    assert many.gradients == 0
+    assert many.activations > 4 * PARAMETERS
+    # not so with gradients of an earlier pass, or of another stream
+    assert split(sequence_len=32768, passes=2).gradients == 4 * PARAMETERS
+    assert split(ParallelPlan(dp_replicate=2), sequence_len=32768).gradients == 4 * PARAMETERS
+
+
 def test_gradients_used_up_block_by_block():
     assert split(optimizer_in_backward=True).gradients < split().gradients / 10
 
 
 def test_unfrozen_parameters_alone_have_gradients():
-    head = split(unfrozen_parameters=("lm_head",))
+    head = split(unfrozen_parameters=("lm_head",), passes=2)
 
     assert head.gradients == 4 * 128256 * 4096
 
 
 def test_patterns_add_to_what_an_adapter_trains():
     lora = {"adapter": "lora", "lora_target_modules": ("q_proj",)}
-    alone = split(**lora)
-    beside = split(**lora, unfrozen_parameters=("lm_head",))
+    alone = split(**lora, passes=2)
+    beside = split(**lora, unfrozen_parameters=("lm_head",), passes=2)
 
     assert beside.gradients - alone.gradients == 4 * 128256 * 4096
 
