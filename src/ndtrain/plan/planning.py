@@ -184,7 +184,12 @@ def plan_text(
         reason = _why_left_out(rows, planned.left_out)
         yield f"{len(planned.left_out)} more left out: {reason}."
     yield describe_model(facts)
-    yield describe_cluster(cluster, limit_gib(cluster, planned.constants), planned.assumed)
+    yield describe_cluster(
+        cluster,
+        limit_gib(cluster, planned.constants),
+        assumed=planned.assumed,
+        on_cpu=planned.recipe.device == "cpu",
+    )
     best = shown[0]
     yield describe_scores(facts, planned.recipe.sequence_len, best)
     yield ""

@@ -158,7 +158,7 @@ def describe_scores(facts: ModelFacts, sequence_len: int, best: Candidate | None
     return f"{text}; {spared}."
 
 
-def describe_cluster(cluster: Cluster, limit: float, assumed: bool) -> str:
+def describe_cluster(cluster: Cluster, limit: float, *, assumed: bool, on_cpu: bool = False) -> str:
     """One line on the machines a plan is for."""
     gpu, rates = cluster.gpu, ""
     if cluster.rates == "measured":
@@ -178,6 +178,11 @@ def describe_cluster(cluster: Cluster, limit: float, assumed: bool) -> str:
         nodes = f" in {cluster.nodes} nodes over {cluster.inter.name}"
     link = f", {cluster.intra.name} inside a node" if cluster.gpus_per_node > 1 else ""
     note = " No GPU was named or found: assumed." if assumed else ""
+    if assumed and on_cpu:
+        note = (
+            " The recipe trains on a CPU, and these figures are not its own: --measure measures "
+            "this machine and plans for it."
+        )
     return f"{cluster.world_size} × {name}{nodes}{link}; {limit:.1f} GiB usable.{rates}{note}"
 
 

@@ -73,6 +73,14 @@ def test_no_gpu_named_or_found_is_said(recipe, capsys):
     assert "No GPU was named or found: assumed." in capsys.readouterr().out
 
 
+def test_a_recipe_for_a_cpu_is_not_promised_the_speed_of_a_gpu_without_a_word(recipe, capsys):
+    plan(recipe, overrides=["device=cpu"], world_size=8)
+
+    assert (
+        "trains on a CPU, and these figures are not its own: --measure" in capsys.readouterr().out
+    )
+
+
 def test_a_memory_size_borrows_rates_and_says_whose(recipe, capsys):
     plan(recipe, world_size=8, gpu="48GB")
 
