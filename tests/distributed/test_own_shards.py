@@ -80,8 +80,9 @@ def computed_with(
     found = []
     for name, computed in engine.trainable.named_parameters():
         held = local_tensor(sharded[name])
-        shares = computed.data_ptr() == held.data_ptr()
-        found.append((name, computed.dtype, shares, held.clone(), computed.detach().clone()))
+        values = local_tensor(computed)
+        shares = values.data_ptr() == held.data_ptr()
+        found.append((name, computed.dtype, shares, held.clone(), values.clone()))
     return found
 
 
@@ -93,12 +94,14 @@ def computed_with(
         {"bf16": True, "param_dtype": "bf16"},
         {"bf16": True, "adapter": "lora", "lora_r": 4, "lora_target_linear": True},
         {"sizes": {"tie_word_embeddings": True}},
+        {"bf16": True, "tensor_parallel_size": 2},
+        {"tensor_parallel_size": 2},
     ],
-    ids=["fp32", "bf16 of fp32", "bf16", "adapter", "tied"],
+    ids=["fp32", "bf16 of fp32", "bf16", "adapter", "tied", "tp, bf16 of fp32", "tp, fp32"],
 )
 def test_what_is_computed_with_follows_the_weights(keys: dict[str, Any], tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path / "unread.jsonl", **keys)
-    (found,) = run_forked(1, tmp_path, computed_with, recipe)
+    found, *_ = run_forked(recipe.tensor_parallel_size, tmp_path, computed_with, recipe)
     dtype = torch.bfloat16 if "bf16" in keys else torch.float32
     assert len(found) >= 20
     for name, computed_in, shares, held, computed in found:
