@@ -52,6 +52,7 @@ class ConsoleReporter:
         self._begun = clock()
         self._pace = lines.Pace()
         self._total_steps = 0
+        self._start_step = 0
         self._seen_step = False
         self._num_notices = 0
 
@@ -61,6 +62,7 @@ class ConsoleReporter:
             case RunStarted():
                 self._begun = self._clock()
                 self._total_steps = event.total_steps
+                self._start_step = event.start_step
                 for line in lines.start_lines(event):
                     self._say(line)
             case StepDone():
@@ -84,7 +86,7 @@ class ConsoleReporter:
         hidden = self._num_notices - NOTICES_BEFORE_FIRST_STEP
         if not self._seen_step and hidden > 0:
             self._say(f"note   {hidden} more notices are in metrics.jsonl")
-        self._pace.add(event.step_seconds)
+        self._pace.add(event.step_seconds, event.step - self._start_step)
         self._show_step(event, self._pace.eta(self._total_steps - event.step))
         self._seen_step = True
 

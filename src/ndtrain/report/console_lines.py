@@ -28,15 +28,18 @@ class Pace:
         window: steps the median is taken over.
     """
 
-    def __init__(self, warm_up: int = 3, window: int = 50) -> None:
-        self._to_skip = warm_up
+    def __init__(self, warm_up: int = 2, window: int = 50) -> None:
+        self._warm_up = warm_up
         self._seconds: deque[float] = deque(maxlen=window)
 
-    def add(self, step_seconds: float) -> None:
-        """Take note of one step."""
-        if self._to_skip:
-            self._to_skip -= 1
-        else:
+    def add(self, step_seconds: float, done: int) -> None:
+        """Take note of one step.
+
+        Args:
+            step_seconds: what it took.
+            done: steps of this start with it; between two lines there may be many.
+        """
+        if done > self._warm_up:
             self._seconds.append(step_seconds)
 
     def eta(self, steps_left: int) -> float | None:

@@ -67,10 +67,18 @@ def test_summary_of_a_run_without_steps(tmp_path):
 def test_eta_is_the_median_of_the_last_steps_without_the_first():
     pace = lines.Pace(warm_up=2, window=3)
     assert pace.eta(10) is None
-    for seconds in (100.0, 100.0, 9.0, 2.0, 1.0, 3.0):
-        pace.add(seconds)
+    for done, seconds in enumerate((100.0, 100.0, 9.0, 2.0, 1.0, 3.0), start=1):
+        pace.add(seconds, done)
     assert pace.eta(10) == 20.0
     assert pace.eta(0) is None
+
+
+def test_eta_is_there_with_the_first_line_that_is_not_of_a_first_step():
+    pace = lines.Pace(warm_up=2)
+    pace.add(100.0, 1)
+    assert pace.eta(10) is None
+    pace.add(4.0, 5)  # the line of every fifth step
+    assert pace.eta(10) == 40.0
 
 
 def test_a_start_that_was_told_to_end_early_does_not_say_that_it_finished(tmp_path):

@@ -43,7 +43,7 @@ def test_the_whole_run_in_a_pipe(events):
         "eval   step 0: held-out loss 3.0000",
         "step 1/6   16.7 %  loss 2.7500  lr 1.00e-04  grad 0.5  50 tok/s  1.50 GiB",
         "step 2/6   33.3 %  loss 2.5000  lr 1.00e-04  grad 0.5  50 tok/s  1.50 GiB",
-        "step 3/6   50.0 %  loss 2.2500  lr 1.00e-04  grad 0.5  50 tok/s  1.50 GiB",
+        "step 3/6   50.0 %  loss 2.2500  lr 1.00e-04  grad 0.5  50 tok/s  1.50 GiB  ETA 6s",
         "eval   step 3: held-out loss 2.4000",
         "sample 'What is tp?' → 'It splits <big> matrices & more.'",
         "saved  checkpoints/step-000003 in 1.5s (training waited 0.2s)",
