@@ -25,8 +25,8 @@ from ndtrain.parallel.runtime import Runtime
 from ndtrain.train import checkpoint_files as files
 from ndtrain.train import checkpoint_state as state
 from ndtrain.train import checkpoint_store as store
-from ndtrain.train.checkpoint_files import FoundCheckpoint
-from ndtrain.train.checkpoint_load import agree, find_checkpoint, load_tensors
+from ndtrain.train.checkpoint_files import FoundCheckpoint, find_checkpoint
+from ndtrain.train.checkpoint_load import agree, load_tensors
 from ndtrain.train.staging import HostCopies
 from ndtrain.train.state import Progress
 

@@ -184,6 +184,25 @@ def passed_over(folder: Path) -> tuple[str, ...]:
     return tuple(f"{path}: {reason}." for path, reason in reasons if reason)
 
 
+def find_checkpoint(path: Path) -> FoundCheckpoint:
+    """The checkpoint at `path`, or the newest whole one of the run directory at `path`.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+    """
+    if step_of(path) is not None:
+        return read_checkpoint(path)
+    for folder in (path / "checkpoints", path):
+        if (found := newest_checkpoint(folder)) is not None:
+            return found
+    damaged = "; ".join(passed_over(path / "checkpoints") + passed_over(path))
+    raise CheckpointError(
+        f"There is no whole checkpoint{f' ({damaged})' if damaged else ''}.",
+        where=str(path),
+        hint="Name a run directory or a folder like checkpoints/step-000200.",
+    )
+
+
 def _checkpoint_paths(folder: Path) -> list[Path]:
     """Every folder with a checkpoint's name, by rising step (10000 after 9000)."""
     try:

@@ -1,4 +1,4 @@
-"""Finding a checkpoint and filling model and optimizer from it, on any mesh."""
+"""Filling model and optimizer from a checkpoint, on any mesh."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,7 +10,6 @@ from torch import nn
 
 from ndtrain.errors import CheckpointError
 from ndtrain.parallel.runtime import Runtime
-from ndtrain.train import checkpoint_files as files
 from ndtrain.train import checkpoint_state as state
 from ndtrain.train import checkpoint_store as store
 from ndtrain.train.checkpoint_files import FoundCheckpoint
@@ -38,25 +37,6 @@ def agree(action: Callable[[], T], group: dist.ProcessGroup, *, is_main: bool) -
         message, where, hint = outcome[1]
         raise CheckpointError(message, where=where, hint=hint)
     return cast(T, outcome[0])
-
-
-def find_checkpoint(path: Path) -> FoundCheckpoint:
-    """The checkpoint at `path`, or the newest whole one of the run directory at `path`.
-
-    Raises:
-        CheckpointError: there is none, or it is damaged.
-    """
-    if files.step_of(path) is not None:
-        return files.read_checkpoint(path)
-    for folder in (path / "checkpoints", path):
-        if (found := files.newest_checkpoint(folder)) is not None:
-            return found
-    damaged = "; ".join(files.passed_over(path / "checkpoints") + files.passed_over(path))
-    raise CheckpointError(
-        f"There is no whole checkpoint{f' ({damaged})' if damaged else ''}.",
-        where=str(path),
-        hint="Name a run directory or a folder like checkpoints/step-000200.",
-    )
 
 
 def load_tensors(

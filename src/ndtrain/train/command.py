@@ -24,7 +24,7 @@ from ndtrain.recipe.schema import Recipe
 from ndtrain.report.run_directory import RunDirectory
 from ndtrain.report.run_lock import hold_folder
 from ndtrain.report.trackers import check_trackers
-from ndtrain.train.finished import FinishedRun
+from ndtrain.train.finished import FinishedRun, already_past
 from ndtrain.train.job import Job
 from ndtrain.train.row_lengths import row_lengths
 
@@ -111,6 +111,10 @@ def train(
         finished = FinishedRun.find(run_dir, loaded.recipe)
         if finished is not None and not finished.changes:
             print(finished)
+            return ExitCode.OK
+        past = already_past(run_dir, loaded.recipe, resume, max_steps)
+        if past is not None:
+            print(past)
             return ExitCode.OK
         if leads:
             _tell_torch(loaded.recipe)

@@ -113,7 +113,7 @@ def _measure_tasks(
 
 def _find(checkpoint: Path | None, run_dir: Path) -> FoundCheckpoint | None:
     """The checkpoint that is named, else the run's newest, if it has one."""
-    from ndtrain.train.checkpoint_load import find_checkpoint
+    from ndtrain.train.checkpoint_files import find_checkpoint
 
     if checkpoint == BASE:
         return None

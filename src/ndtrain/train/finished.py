@@ -1,4 +1,4 @@
-"""A run that is over, started again: whether anything is left to train, and what to say if not."""
+"""A run started again: whether anything is left to train, and what to say if not."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,7 @@ from ndtrain.plan.plan import Plan
 from ndtrain.recipe.load import load_recipe
 from ndtrain.recipe.schema import Recipe
 from ndtrain.report.run_directory import RunDirectory
+from ndtrain.train.checkpoint_files import FoundCheckpoint, find_checkpoint, newest_checkpoint
 from ndtrain.train.recipe_changes import Change, compare_recipes
 from ndtrain.train.timetable import build_timetable
 
@@ -69,3 +70,41 @@ class FinishedRun:
             lines.append(f"Changed since then, and not trained: {listed}.")
         lines.append("Train it anew with --restart, or on with a higher num_epochs or max_steps.")
         return " ".join(lines)
+
+
+def already_past(
+    run_dir: RunDirectory, recipe: Recipe, resume: str, last_step: int | None
+) -> str | None:
+    """What to say when this start would begin after the last step it may take; else None.
+
+    At that very step there may still be an export to write.
+
+    Args:
+        run_dir: where the run's own checkpoints are.
+        recipe: what is started now.
+        resume: `auto`, `never` or a checkpoint.
+        last_step: of this start; None: the recipe's.
+
+    Raises:
+        CheckpointError: the named checkpoint cannot be used.
+    """
+    found = None if last_step is None else _continued(run_dir, recipe, resume)
+    if found is None or last_step is None or found.step <= last_step:
+        return None
+    return (
+        f"{found.path} is past step {last_step} (--max-steps); nothing to do. "
+        "To train on, leave --max-steps out or raise it."
+    )
+
+
+def _continued(run_dir: RunDirectory, recipe: Recipe, resume: str) -> FoundCheckpoint | None:
+    """The checkpoint that the ranks will go on from."""
+    if resume == "never":
+        return None
+    status = read_status(run_dir.status)
+    if resume == "auto" and recipe.auto_resume_from_checkpoints and status is not None:
+        own = newest_checkpoint(run_dir.checkpoints, run_id=status.run_id)
+        if own is not None:
+            return own
+    named = resume if resume != "auto" else recipe.resume_from_checkpoint
+    return None if named is None else find_checkpoint(Path(named))
