@@ -10,7 +10,7 @@ from ndtrain.plan.plan import AXES, ParallelPlan
 from ndtrain.recipe.schema import DatasetSpec
 from ndtrain.report.chart import CHART_STYLE, Series, draw_chart
 from ndtrain.report.recorded import RecordedRun
-from ndtrain.report.wording import number, sparkline
+from ndtrain.report.wording import number, sparkline, value_change
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,7 @@ def comparison_json(first: RecordedRun, second: RecordedRun) -> dict[str, Any]:
             key: {run: value for run, value in _by_run(values).items() if value is not _ABSENT}
             for key, *values in setting_differences(first.settings, second.settings)
         },
+        "changed": _by_run((first.history.changes(), second.history.changes())),
         "mesh": _by_run((_sizes(first.parallel), _sizes(second.parallel))),
         "loss": loss and loss.to_json(),
         "eval": evals and evals.to_json(),
@@ -97,11 +98,20 @@ def comparison_lines(first: RecordedRun, second: RecordedRun) -> Iterator[str]:
     yield f"recipe  {_how_many(len(differing))}"
     for key, value_a, value_b in differing:
         yield f"        {key}: {_shown(value_a)} → {_shown(value_b)}"
+    yield from _changes("A", first)
+    yield from _changes("B", second)
     if first.parallel != second.parallel:
         yield f"mesh    {first.parallel} → {second.parallel}"
     yield from _bars(first, second)
     yield from _loss_lines("loss", first.history.steps, second.history.steps)
     yield from _loss_lines("eval", first.history.evals, second.history.evals)
+
+
+def _changes(label: str, run: RecordedRun) -> Iterator[str]:
+    """What a resumed run went on with instead of its first values."""
+    for step, changed in run.history.changes().items():
+        for key, values in changed.items():
+            yield f"changed {label} after step {step}: {value_change(key, **values)}"
 
 
 def _how_many(differing: int) -> str:

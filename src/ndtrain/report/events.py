@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 
 @dataclass(frozen=True)
@@ -12,6 +12,8 @@ class RunStarted:
     Attributes:
         num_parameters: of the whole model, its adapters among them.
         adapted: kinds of modules that have an adapter.
+        changed: by key, the value `before` and `after`, of what changes the result and is another
+            than in the checkpoint that this start continues.
     """
 
     event: ClassVar[str] = "start"
@@ -24,6 +26,7 @@ class RunStarted:
     num_parameters: int
     num_trainable: int
     adapted: Sequence[str] = field(default_factory=list)
+    changed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """A run as its records tell it: what charts, summaries and pages are drawn from."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 Point = tuple[float, float]
@@ -42,6 +42,22 @@ class History:
             kind.clear()
         for record in records:
             self.add(record)
+
+    def until(self, step: int) -> "History":
+        """The same with no step and no evaluation after `step`."""
+        return replace(
+            self,
+            steps=[record for record in self.steps if record["step"] <= step],
+            evals=[record for record in self.evals if record["step"] <= step],
+        )
+
+    def changes(self) -> dict[int, Mapping[str, Mapping[str, Any]]]:
+        """Values that a start went on with instead of others, by the step after which it did.
+
+        Of several starts at one step, the last one counts.
+        """
+        latest = {start["start_step"]: start.get("changed", {}) for start in self.starts}
+        return {step: changed for step, changed in latest.items() if changed}
 
     def curve(self, key: str) -> list[Point]:
         """Step and value of each training step that has the value."""

@@ -1,8 +1,10 @@
 """The README.md of an export: what the model is, how it was made and how to load it."""
 
 import platform
+import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +15,31 @@ from ndtrain.recipe.addresses import PACKAGE
 from ndtrain.report.atomic import replace_text, write_failure
 from ndtrain.report.recorded import RecordedRun, read_run
 from ndtrain.report.svg import loss_chart
-from ndtrain.report.wording import change, short_count
+from ndtrain.report.wording import change, short_count, value_change
 
 _THIS_FOLDER = "path/to/this/folder"
 _THE_RUN = "path/to/the/run"
+_STEP = "training_steps"
+"""Key of the header; model hubs leave those that they do not know alone."""
 
 
-def write_model_card(export: Path, run_dir: Path, *, is_adapter: bool) -> None:
+def write_model_card(export: Path, run_dir: Path, *, step: int, is_adapter: bool) -> None:
     """Write README.md, the loss curve and the recipe into an export.
 
     Args:
         export: folder of the exported weights.
         run_dir: the run they come from.
+        step: of the run, after which the weights were as they are here.
         is_adapter: whether the folder holds an adapter, not a whole model.
 
     Raises:
         CheckpointError: the folder cannot be written.
     """
     run = read_run(run_dir)
+    run = replace(run, history=run.history.until(step))
     if run.history.steps:
         replace_text(export / "loss.svg", loss_chart(run.history, f"Loss of {run.name}") + "\n")
-    replace_text(export / "README.md", render_model_card(run, is_adapter=is_adapter))
+    replace_text(export / "README.md", render_model_card(run, step=step, is_adapter=is_adapter))
     if run.directory.recipe.exists():
         try:
             shutil.copyfile(run.directory.recipe, export / "recipe.yaml")
@@ -41,10 +47,20 @@ def write_model_card(export: Path, run_dir: Path, *, is_adapter: bool) -> None:
             raise write_failure(export / "recipe.yaml", error) from error
 
 
-def render_model_card(run: RecordedRun, *, is_adapter: bool) -> str:
+def render_model_card(run: RecordedRun, *, step: int, is_adapter: bool) -> str:
     """The card as Markdown with the header that model hubs read."""
-    head = yaml.safe_dump(_metadata(run, is_adapter), sort_keys=False, allow_unicode=True)
-    return f"---\n{head}---\n\n" + "\n".join(_body(run, is_adapter)) + "\n"
+    metadata = {**_metadata(run, is_adapter), _STEP: step}
+    head = yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)
+    return f"---\n{head}---\n\n" + "\n".join(_body(run, step, is_adapter)) + "\n"
+
+
+def exported_step(export: Path) -> int | None:
+    """The step of an export's weights, as its card says; None where it does not."""
+    card = export / "README.md"
+    if not card.is_file():
+        return None
+    found = re.search(rf"^{_STEP}: (\d+)$", card.read_text("utf-8", "replace"), re.MULTILINE)
+    return int(found[1]) if found else None
 
 
 def hub_id(name: str) -> str | None:
@@ -73,11 +89,11 @@ def _metadata(run: RecordedRun, is_adapter: bool) -> dict[str, Any]:
     return metadata
 
 
-def _body(run: RecordedRun, is_adapter: bool) -> Iterator[str]:
+def _body(run: RecordedRun, step: int, is_adapter: bool) -> Iterator[str]:
     kind = "An adapter for" if is_adapter else "A fine-tune of"
     yield f"# {run.settings.get('hub_model_id') or run.name}\n"
     yield f"{kind} `{run.model_name}`, trained with ndtrain {__version__}.\n"
-    yield from _results(run)
+    yield from _results(run, step)
     yield "## How to load\n"
     yield from _loading(run, is_adapter)
     yield "## Data\n"
@@ -85,7 +101,7 @@ def _body(run: RecordedRun, is_adapter: bool) -> Iterator[str]:
         yield _dataset(spec)
     yield "\n## Training\n"
     yield "| | |\n|---|---|"
-    for name, value in _training(run):
+    for name, value in _training(run, step):
         yield f"| {name} | {value} |"
     yield "\n## Versions\n"
     packages = run.env.get("packages", {})
@@ -102,7 +118,7 @@ def _body(run: RecordedRun, is_adapter: bool) -> Iterator[str]:
         yield f"{fence}yaml\n{run.recipe_text.strip()}\n{fence}\n\n</details>"
 
 
-def _results(run: RecordedRun) -> Iterator[str]:
+def _results(run: RecordedRun, step: int) -> Iterator[str]:
     steps, evals = run.history.steps, run.history.evals
     if not steps:
         return
@@ -110,9 +126,19 @@ def _results(run: RecordedRun) -> Iterator[str]:
     curves = {"held-out": evals, "training": steps}
     for name, records in curves.items():
         if records:
-            first, last = records[0]["loss"], records[-1]["loss"]
-            yield f"| {name} | {first:.4f} | {last:.4f} | {change(first, last)} |"
+            yield f"| {name} | {_way(records, step)} |"
     yield "\n![Loss over the steps of training](loss.svg)\n"
+
+
+def _way(records: Sequence[Mapping[str, Any]], step: int) -> str:
+    """The first and the last loss as cells; a single one is compared with nothing."""
+    first, last = records[0], records[-1]
+    if len(records) == 1:
+        return f"{first['loss']:.4f} | | measured once, at step {first['step']:,}"
+    moved = change(first["loss"], last["loss"])
+    # a later step may be the model's, but not measured
+    until = "" if last["step"] == step else f", to step {last['step']:,}"
+    return f"{first['loss']:.4f} | {last['loss']:.4f} | {moved}{until}"
 
 
 def _loading(run: RecordedRun, is_adapter: bool) -> Iterator[str]:
@@ -168,7 +194,7 @@ def _dataset(spec: Mapping[str, Any]) -> str:
     return f"- `{shown}`" + (f" as {kind}" if isinstance(kind, str) else "")
 
 
-def _training(run: RecordedRun) -> Iterator[tuple[str, str]]:
+def _training(run: RecordedRun, step: int) -> Iterator[tuple[str, str]]:
     settings = run.settings
     adapter = settings.get("adapter")
     rank = f", rank {settings['lora_r']}, alpha {settings['lora_alpha']:g}" if adapter else ""
@@ -188,7 +214,10 @@ def _training(run: RecordedRun) -> Iterator[tuple[str, str]]:
     ):
         if key in settings:
             yield name, str(settings[key])
-    if run.history.steps:
-        last = run.history.steps[-1]
-        yield "steps", f"{last['step']:,}"
-        yield "trained tokens", short_count(last["seen_tokens"])
+    for after, changed in run.history.changes().items():
+        told = (value_change(key, **values) for key, values in changed.items())
+        # a bar would end the cell
+        yield f"changed after step {after:,}", "; ".join(told).replace("|", "\\|")
+    yield "steps", f"{step:,}"
+    if run.history.steps and run.history.steps[-1]["step"] == step:
+        yield "trained tokens", short_count(run.history.steps[-1]["seen_tokens"])

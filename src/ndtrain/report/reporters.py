@@ -49,11 +49,11 @@ class AllOf:
                 return
             self._seen_step = True
         if isinstance(event, RunEnded):
-            self._tell_last_step()
+            self.tell_last_step()
         self._pass_on(event)
 
-    def _tell_last_step(self) -> None:
-        """A stop or a failure may come after a step that was not due."""
+    def tell_last_step(self) -> None:
+        """Pass on the last step if it was not due; at the end of training, before what reads it."""
         last, self._held_back = self._held_back, None
         if last is not None:
             self._pass_on(last)
@@ -67,7 +67,7 @@ class AllOf:
         with ExitStack() as stack:
             for reporter in self._reporters:
                 stack.callback(reporter.close)
-            stack.callback(self._tell_last_step)
+            stack.callback(self.tell_last_step)
 
 
 def build_reporters(
@@ -75,7 +75,7 @@ def build_reporters(
     recipe: Recipe,
     *,
     stream: TextIO | None = None,
-) -> Reporter:
+) -> AllOf:
     """Metrics, trackers, pictures and console of the main rank.
 
     Args:

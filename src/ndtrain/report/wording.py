@@ -1,6 +1,8 @@
-"""Numbers as people read them: durations, counts, losses."""
+"""Numbers and values as people read them: durations, counts, losses, changes of a recipe."""
 
+import json
 import math
+from typing import Any
 
 
 def duration(seconds: float) -> str:
@@ -57,6 +59,31 @@ def change(first: float, last: float) -> str:
     percent = (last - first) / abs(first) * 100
     return f"{'−' if percent < 0 else '+'}{abs(percent):.1f} %"
 
+
+def value_change(key: str, before: Any, after: Any) -> str:
+    """Two values of a key as a recipe holds them; long ones are cut to where they differ."""
+    old, new = _as_written(before), _as_written(after)
+    pairs = enumerate(zip(old, new, strict=False))
+    shared = next((place for place, (a, b) in pairs if a != b), min(len(old), len(new)))
+    start = shared - _BEFORE_DIFFERENCE if shared > _LONGEST_VALUE // 2 else 0
+    return f"{key}: {_cut(old, start)} -> {_cut(new, start)}"
+
+
+def _as_written(value: Any) -> str:
+    """A value as a recipe would hold it; no value at all is `unset`."""
+    return "unset" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _cut(text: str, start: int) -> str:
+    """At most `_LONGEST_VALUE` characters, from `start` on where all are too many."""
+    if len(text) <= _LONGEST_VALUE:
+        return text
+    rest = f"…{text[start:]}" if start else text
+    return rest if len(rest) <= _LONGEST_VALUE else rest[: _LONGEST_VALUE - 1] + "…"
+
+
+_LONGEST_VALUE = 80
+_BEFORE_DIFFERENCE = 20
 
 BARS = "▁▂▃▄▅▆▇█"
 

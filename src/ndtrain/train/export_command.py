@@ -55,9 +55,10 @@ def export(run: Path, destination: Path, *, dtype: str, push_to: str | None) -> 
         write_run_adapter(stored, destination)
     else:
         _export_whole(stored, destination, stored_as)
-    write_model_card(destination, stored.path, is_adapter=stored.is_adapter)
+    step = stored.checkpoint.step
+    write_model_card(destination, stored.path, step=step, is_adapter=stored.is_adapter)
     kind = "adapter" if stored.is_adapter else "model"
-    print(f"Wrote the {kind} of step {stored.checkpoint.step} to {destination}.")
+    print(f"Wrote the {kind} of step {step} to {destination}.")
     if push_to:
         print(f"Pushed to {push_folder(destination, push_to)}.")
     # only the run can build a random base again

@@ -27,7 +27,7 @@ def leave_model(
     run_dir: RunDirectory,
     *,
     runtime: Runtime,
-    trained: bool,
+    step: int,
     tell: Callable[[str], None],
     dtype: torch.dtype | None = None,
 ) -> None:
@@ -38,7 +38,7 @@ def leave_model(
         source: the base model.
         run_dir: where export/ goes.
         runtime: this rank.
-        trained: whether any step was taken.
+        step: whose weights they are.
         tell: receives what the user should know, on the main rank.
         dtype: of the stored weights; None: the base's.
 
@@ -50,6 +50,7 @@ def leave_model(
     is_adapter = recipe.adapter is not None
     tokenizer = _tokenizer(engine, source) if runtime.is_main else None
     if is_adapter:
+        trained = step > 0
         export_adapter(engine.model, tokenizer, source, folder, runtime=runtime, trained=trained)
     else:
         export_model(engine.model, tokenizer, source, folder, runtime=runtime, dtype=dtype)
@@ -58,7 +59,7 @@ def leave_model(
         verdict = verify_export(engine, folder, source)
         if runtime.is_main:
             tell(str(verdict))
-            write_model_card(folder, run_dir.path, is_adapter=is_adapter)
+            write_model_card(folder, run_dir.path, step=step, is_adapter=is_adapter)
             if recipe.hub_model_id:
                 tell(f"Pushed to {push_folder(folder, recipe.hub_model_id)}.")
     except NdtrainError as error:

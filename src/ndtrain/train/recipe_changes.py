@@ -3,12 +3,12 @@
 A new key counts as changing the result until it is listed here as harmless or impossible.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ndtrain.errors import CheckpointError
+from ndtrain.report.wording import value_change
 
 HARMLESS = frozenset(
     {
@@ -82,6 +82,9 @@ IMPOSSIBLE = frozenset(
 
 BATCH_KEYS = frozenset({"micro_batch_size", "gradient_accumulation_steps", "global_batch_size"})
 
+ChangedValues = Mapping[str, Mapping[str, Any]]
+"""The value `before` and `after`, by key."""
+
 SAME_STATES = ({"adamw_torch_fused", "adamw_torch", "adam"},)
 """Optimizers that keep the same states, so that one continues the other."""
 
@@ -95,12 +98,7 @@ class Change:
     after: Any
 
     def __str__(self) -> str:
-        return f"{self.key}: {_as_written(self.before)} -> {_as_written(self.after)}"
-
-
-def _as_written(value: Any) -> str:
-    """A value as a recipe would hold it; no value at all is `unset`."""
-    return "unset" if value is None else json.dumps(value, ensure_ascii=False)
+        return value_change(self.key, self.before, self.after)
 
 
 @dataclass(frozen=True)
@@ -121,6 +119,13 @@ class RecipeChanges:
             listed = "; ".join(str(change) for change in self.harmless)
             lines.append(f"Changed since the checkpoint, without effect on the result: {listed}.")
         return tuple(lines)
+
+    def values(self) -> ChangedValues:
+        """In full, what makes the result another one."""
+        return {
+            change.key: {"before": change.before, "after": change.after}
+            for change in self.changes_result
+        }
 
     def require_possible(self, where: str) -> None:
         """Refuse to continue what cannot be continued.

@@ -18,8 +18,8 @@ from ndtrain.parallel.mesh import build_mesh
 from ndtrain.parallel.runtime import Runtime, limit_waits, start, stop
 from ndtrain.plan.hardware import find_gpu, local_gpus
 from ndtrain.recipe.schema import Recipe
-from ndtrain.report.events import Event, Notice, Reporter, RunEnded, RunStarted, SamplesDone
-from ndtrain.report.reporters import build_reporters
+from ndtrain.report.events import Event, Notice, RunEnded, RunStarted, SamplesDone
+from ndtrain.report.reporters import AllOf, build_reporters
 from ndtrain.train.assemble import Engine, assemble
 from ndtrain.train.checkpoint import Checkpointer
 from ndtrain.train.feed import build_batches, build_evals
@@ -30,7 +30,7 @@ from ndtrain.train.memory_failure import explain_rank
 from ndtrain.train.meter import Meter
 from ndtrain.train.probe import check_isolation
 from ndtrain.train.profile import StepProfiler, read_steps
-from ndtrain.train.recipe_changes import compare_recipes
+from ndtrain.train.recipe_changes import ChangedValues, compare_recipes
 from ndtrain.train.samples import Sampler
 from ndtrain.train.state import Progress
 from ndtrain.train.stopping import Stopper
@@ -84,7 +84,7 @@ def _run(job: Job, runtime: Runtime) -> int:
 
 
 def _train(
-    job: Job, runtime: Runtime, status: StatusWriter, stopper: Stopper, reporter: Reporter | None
+    job: Job, runtime: Runtime, status: StatusWriter, stopper: Stopper, reporter: AllOf | None
 ) -> int:
     recipe = job.recipe
 
@@ -122,7 +122,7 @@ def _train(
         checkpointer.check_space(engine.trainable, engine.optimizer)
     # the launcher's second attempt continues, whatever the first one was told
     resume = job.resume if runtime.attempt == 0 else "auto"
-    progress = _resume(job, resume, checkpointer, engine, emit)
+    progress, changed = _resume(job, resume, checkpointer, engine, emit)
     if recipe.sample_packing:
         check_isolation(engine)
     trained = report_trainable(engine.model)
@@ -137,6 +137,7 @@ def _train(
             num_parameters=trained.total,
             num_trainable=trained.trainable,
             adapted=list(trained.adapted),
+            changed=changed,
         )
     )
     if job.stop_after is not None and job.stop_after < timetable.total_steps:
@@ -173,6 +174,9 @@ def _train(
         after_eval=after_eval,
     )
     outcome = fit(run)
+    if reporter is not None:
+        # the model card is written from the metrics
+        reporter.tell_last_step()
     _finish(job, runtime, run, outcome)
     status.end("finished" if outcome.is_over else "stopped", int(outcome.exit_code))
     emit(RunEnded(outcome.reason, progress.step, int(outcome.exit_code)))
@@ -188,15 +192,18 @@ def _finish(job: Job, runtime: Runtime, run: Run, outcome: Outcome) -> None:
     if not recipe.export or outcome.exit_code != ExitCode.OK:
         return
     run.status.enter("exporting", step=progress.step)
+    step = progress.step
     if recipe.load_best_model_at_end and progress.best_step not in (None, progress.step):
         best = run.checkpointer.folder / f"step-{progress.best_step:06d}"
-        run.checkpointer.load(run.checkpointer.find(best), run.engine.trainable)
+        found = run.checkpointer.find(best)
+        run.checkpointer.load(found, run.engine.trainable)
+        step = found.step
     leave_model(
         run.engine,
         job.source,
         job.run_dir,
         runtime=runtime,
-        trained=progress.step > 0,
+        step=step,
         tell=lambda text: run.emit(Notice(text)),
     )
 
@@ -239,10 +246,10 @@ def _resume(
     checkpointer: Checkpointer,
     engine: Engine,
     emit: Callable[[Event], None],
-) -> Progress:
-    """Continue where the run stood, saying what was found; else begin."""
+) -> tuple[Progress, ChangedValues]:
+    """Continue where the run stood, saying what was found and what has changed; else begin."""
     if resume == "never":
-        return Progress()
+        return Progress(), {}
     # the run's own newest comes before the recipe's, so that a rerun never goes back
     own = resume == "auto" and job.recipe.auto_resume_from_checkpoints
     found = checkpointer.newest() if own else None
@@ -252,7 +259,7 @@ def _resume(
     if found is None:
         for reason in checkpointer.passed_over():
             emit(Notice(reason))
-        return Progress()
+        return Progress(), {}
     changes = compare_recipes(
         found.meta.get("recipe", {}),
         _about(job)["recipe"],
@@ -264,4 +271,5 @@ def _resume(
         emit(Notice(reason))
     for line in changes.notices():
         emit(Notice(line))
-    return checkpointer.load(found, engine.trainable, engine.optimizer)
+    progress = checkpointer.load(found, engine.trainable, engine.optimizer)
+    return progress, changes.values()

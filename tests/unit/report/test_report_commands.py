@@ -65,6 +65,7 @@ def test_the_same_for_scripts(finished, twin):
         "a": str(finished.path),
         "b": str(twin.path),
         "settings": {"learning_rate": {"a": 1e-4, "b": 2e-4}},
+        "changed": {"a": {}, "b": {}},
         "mesh": {"a": mesh, "b": mesh},
         "loss": {
             "last": {"a": 1.5, "b": 1.5},

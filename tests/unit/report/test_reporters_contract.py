@@ -10,6 +10,7 @@ from ndtrain.report.console import LiveConsole, PlainConsole
 from ndtrain.report.events import (
     EvalDone,
     Event,
+    Notice,
     Reporter,
     RunEnded,
     RunStarted,
@@ -167,6 +168,20 @@ def test_the_last_step_is_told_wherever_the_run_ends(started, step):
         reporter.write(event)
     reporter.close()
     assert kept.events == [started, step(1, 3.0), step(4, 3.0), stop]
+
+
+def test_the_last_step_is_told_once_and_before_what_reads_it(started, step):
+    kept = Kept()
+    reporter = AllOf([kept], logging_steps=5)
+    for number, event in enumerate((started, step(1, 3.0), step(2, 3.0))):
+        reporter.write(event)
+        assert len(kept.events) == min(number + 1, 2)
+    reporter.tell_last_step()
+    checked, stop = Notice("The export was reloaded."), RunEnded("max_steps", 2, 0)
+    reporter.write(checked)
+    reporter.write(stop)
+    reporter.close()
+    assert kept.events == [started, step(1, 3.0), step(2, 3.0), checked, stop]
 
 
 def test_the_last_step_before_a_failure_is_told(started, step):

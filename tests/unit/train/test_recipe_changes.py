@@ -63,3 +63,25 @@ def test_a_kernel_change_of_the_same_optimizer_is_possible() -> None:
 def test_a_key_from_another_version_counts_as_a_change() -> None:
     changes = compare_recipes(resolved() | {"forgotten_key": 1}, resolved())
     assert [change.key for change in changes.changes_result] == ["forgotten_key"]
+
+
+def test_long_values_are_cut_to_where_they_differ() -> None:
+    rows = [{"path": "package://ndtrain/examples/data/parallelism-faq.jsonl", "type": "alpaca"}]
+    more = [*rows, {"path": "more.jsonl", "type": "alpaca"}]
+    before, after = resolved(datasets=rows), resolved(datasets=more)
+    (grown,) = compare_recipes(before, after).changes_result
+    old, new = str(grown).removeprefix("datasets: ").split(" -> ")
+    assert old == '… null, "seed": null}]'
+    assert new == (
+        '… null, "seed": null}, {"path": "more.jsonl", "type": "alpaca", "name": null, "…'
+    )
+    assert len(new) == 80
+    (first,) = compare_recipes(resolved(), before).changes_result
+    old, new = str(first).removeprefix("datasets: ").split(" -> ")
+    assert old == "[]"
+    assert new == json.dumps(before["datasets"])[:79] + "…"
+    # the record holds them in full
+    assert compare_recipes(before, after).changes_result[0].after == after["datasets"]
+    assert compare_recipes(before, after).values() == {
+        "datasets": {"before": before["datasets"], "after": after["datasets"]}
+    }
