@@ -1,5 +1,6 @@
 """The words of the console, as pure functions of events: the same on a terminal and in a pipe."""
 
+import shlex
 import statistics
 from collections import deque
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from ndtrain.report.events import (
     StepDone,
 )
 from ndtrain.report.history import History
+from ndtrain.report.model_card import exported_step
 from ndtrain.report.prediction import judge_prediction, read_plan
 from ndtrain.report.wording import change, count, duration, short_count, sparkline
 
@@ -132,13 +134,24 @@ def summary_lines(
         yield f"plan   {verdict}"
     names = ("export", "report.html", "loss.svg", "metrics.jsonl", "checkpoints")
     found = [name for name in names if _holds_something(run_dir / name)]
+    exported = exported_step(run_dir / "export")
+    is_other = exported not in (None, event.step)
+    if is_other:
+        found = [f"export (of step {exported})" if name == "export" else name for name in found]
     yield f"files  {run_dir}/: {', '.join(found)}" if found else f"files  {run_dir}/"
+    if is_other and event.reason not in _WHOLE:
+        path = shlex.quote(str(run_dir))
+        yield f"note   For the model of step {event.step}: ndtrain export {path} DEST"
     if next_command:
         yield f"next   {next_command}"
 
 
 def _holds_something(path: Path) -> bool:
     return path.is_file() or (path.is_dir() and any(path.iterdir()))
+
+
+_WHOLE = ("finished", "early_stopping")
+"""Ends after which export/ is as the recipe asks, also where it is of an earlier, better step."""
 
 
 def _ending(reason: str) -> str:

@@ -5,6 +5,7 @@ from ndtrain.report import console_lines as lines
 from ndtrain.report.events import EvalDone, RunEnded, RunStarted
 from ndtrain.report.history import History, gather
 from ndtrain.report.metrics import event_record
+from ndtrain.report.model_card import write_model_card
 
 
 def test_start_of_a_full_run(started):
@@ -57,6 +58,22 @@ def test_summary_names_what_is_there(events, finished):
         f"files  {finished.path}/: export, metrics.jsonl",
         "next   ndtrain generate x",
     ]
+
+
+def test_summary_names_the_step_of_an_export_that_is_of_another(finished):
+    finished.export.mkdir()
+    write_model_card(finished.export, finished.path, step=2, is_adapter=False)
+    files = f"files  {finished.path}/: export (of step 2), metrics.jsonl"
+    note = f"note   For the model of step 5: ndtrain export {finished.path} DEST"
+
+    def told(end: RunEnded) -> list[str]:
+        return list(lines.summary_lines(end, History(), finished.path, 1.0, ""))[1:]
+
+    assert told(RunEnded("sigint", 5, 130)) == [files, note]
+    assert told(RunEnded("max_steps", 5, 0)) == [files, note]
+    # the best step, as the recipe asked
+    assert told(RunEnded("finished", 5, 0)) == [files]
+    assert told(RunEnded("sigint", 2, 130)) == [files.replace(" (of step 2)", "")]
 
 
 def test_summary_of_a_run_without_steps(tmp_path):
