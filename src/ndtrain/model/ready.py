@@ -10,7 +10,7 @@ from pathlib import Path
 from ndtrain.errors import MeshError
 from ndtrain.model.gguf_cache import converted_folder
 from ndtrain.model.weight_files import find_weight_files
-from ndtrain.plan.model_source import ModelSource, is_offline, read_config
+from ndtrain.plan.model_source import ModelSource, is_offline, looks_like_folder, read_config
 
 _WANTED = (
     "*.safetensors",
@@ -108,8 +108,9 @@ def _snapshot(name: str, revision: str | None, wanted: Sequence[str], where: str
             hint="Name a branch, tag or commit of its repository.",
         ) from error
     except RepositoryNotFoundError as error:
+        local = f"there is no folder '{name}' here, and " if looks_like_folder(name) else ""
         raise MeshError(
-            f"the hub has no model '{name}', or it is private.",
+            f"{local}the hub has no model '{name}', or it is private.",
             where=where,
             hint="Check the spelling; for a private model run hf auth login first.",
         ) from error
@@ -117,8 +118,9 @@ def _snapshot(name: str, revision: str | None, wanted: Sequence[str], where: str
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         if is_offline():
             reason = "it is not in the local hub cache, and the hub is switched off"
+        local = f"there is no folder '{name}' here, and " if looks_like_folder(name) else ""
         raise MeshError(
-            f"the model '{name}' cannot be downloaded: {reason.rstrip('.')}.",
+            f"{local}the model '{name}' cannot be downloaded: {reason.rstrip('.')}.",
             where=where,
             hint="Check the network, or name a folder or .gguf file on this machine.",
         ) from error

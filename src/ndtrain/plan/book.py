@@ -61,8 +61,11 @@ def close_in_book(name: str) -> str | None:
     ids = [known for entry in book_entries() for known in (entry.model_id, *entry.also)]
     by_last = {known.lower().rsplit("/", 1)[-1]: known for known in reversed(ids)}
     # A maker's name before the model's is no other model.
-    longer = sorted((last for last in by_last if last.endswith(f"-{wanted}")), key=len)
-    close = longer or get_close_matches(wanted, by_last, n=1, cutoff=0.7)
+    longer = sorted(
+        (last for last in by_last if last.endswith(f"-{wanted}") and len(last) < 2 * len(wanted)),
+        key=len,
+    )
+    close = longer or get_close_matches(wanted, by_last, n=1, cutoff=0.8)
     return by_last[close[0]] if close else None
 
 

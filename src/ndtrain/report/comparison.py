@@ -1,6 +1,7 @@
 """Two runs side by side: their settings, and how far their losses are apart, step by step."""
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,12 +23,18 @@ class LossDistance:
         shared: number of steps that both have.
         step: of those, where they are furthest apart; None without any.
         there: both losses at that step.
+        first: the first of those where they are apart at all; None where none is.
+        at_first: both losses at that step.
+        newest: the last step that both have; None without any.
     """
 
     last: tuple[float, float]
     shared: int
     step: int | None = None
     there: tuple[float, float] | None = None
+    first: int | None = None
+    at_first: tuple[float, float] | None = None
+    newest: int | None = None
 
     @property
     def largest(self) -> float | None:
@@ -42,6 +49,7 @@ class LossDistance:
             "largest_relative_distance": self.largest,
             "at_step": self.step,
             "there": None if self.there is None else _by_run(self.there),
+            "first_apart_at_step": self.first,
         }
 
 
@@ -61,7 +69,16 @@ def loss_distance(
     if not apart:
         return LossDistance(last, 0)
     worst = max(apart, key=lambda step: apart[step])
-    return LossDistance(last, len(apart), worst, (losses_a[worst], losses_b[worst]))
+    first_apart = next((step for step, distance in apart.items() if distance), None)
+    return LossDistance(
+        last,
+        len(apart),
+        worst,
+        (losses_a[worst], losses_b[worst]),
+        first_apart,
+        None if first_apart is None else (losses_a[first_apart], losses_b[first_apart]),
+        max(apart),
+    )
 
 
 def comparison_json(first: RecordedRun, second: RecordedRun) -> dict[str, Any]:
@@ -103,8 +120,8 @@ def comparison_lines(first: RecordedRun, second: RecordedRun) -> Iterator[str]:
     if first.parallel != second.parallel:
         yield f"mesh    {first.parallel} → {second.parallel}"
     yield from _bars(first, second)
-    yield from _loss_lines("loss", first.history.steps, second.history.steps)
-    yield from _loss_lines("eval", first.history.evals, second.history.evals)
+    yield from _loss_lines("loss", first.history.steps, second.history.steps, untrained=1)
+    yield from _loss_lines("eval", first.history.evals, second.history.evals, untrained=0)
 
 
 def _changes(label: str, run: RecordedRun) -> Iterator[str]:
@@ -184,22 +201,51 @@ def _bars(first: RecordedRun, second: RecordedRun) -> Iterator[str]:
 
 
 def _loss_lines(
-    label: str, first: list[dict[str, Any]], second: list[dict[str, Any]]
+    label: str, first: list[dict[str, Any]], second: list[dict[str, Any]], *, untrained: int
 ) -> Iterator[str]:
-    """The largest relative distance over the steps that both have, and where it is."""
+    """Where the steps that both have are first apart, and the largest relative distance.
+
+    Args:
+        label: of the loss.
+        first: records of one run.
+        second: records of the other.
+        untrained: the last step whose loss is that of the model before any update.
+    """
     found = loss_distance(first, second)
-    if found is None:
-        return
-    head = f"{label}    last {number(found.last[0])} → {number(found.last[1])}"
-    if found.there is None:
-        yield f"{head}; no step in common"
-    elif not found.largest:
-        yield f"{head}; equal to the last bit over {found.shared} shared steps"
-    else:
-        yield (
-            f"{head}; at most {found.largest:.2e} relative apart over {found.shared} shared steps "
-            f"(step {found.step}: {found.there[0]!r} and {found.there[1]!r})"
-        )
+    if found is not None:
+        last_a, last_b = told_apart(*found.last)
+        yield f"{label}    last {last_a} → {last_b}; {_distance_words(found, untrained)}"
+
+
+def _distance_words(found: LossDistance, untrained: int) -> str:
+    if found.newest is None:
+        return "no step in common"
+    if found.first is None or found.at_first is None:
+        if found.newest <= untrained:
+            return f"only step {found.newest}, before any update, is in common; it is equal"
+        return f"equal to the last bit over {_steps(found.shared)}"
+    values = " and ".join(told_apart(*found.at_first))
+    words = f"first apart at step {found.first} ({values}), "
+    if found.shared == 1:
+        return f"{words}{found.largest:.2e} relative, their only shared step"
+    words += f"at most {found.largest:.2e} relative apart over {_steps(found.shared)}"
+    return words if found.step == found.first else f"{words} (step {found.step})"
+
+
+def _steps(shared: int) -> str:
+    return "1 shared step" if shared == 1 else f"{shared} shared steps"
+
+
+def told_apart(a: float, b: float) -> tuple[str, str]:
+    """Two losses with as few digits, four at least, as show that they differ."""
+    shown = number(a), number(b)
+    if a == b or shown[0] != shown[1] or not math.isfinite(a):
+        return shown
+    return next(
+        pair
+        for digits in range(5, 18)
+        if (pair := (f"{a:.{digits}g}", f"{b:.{digits}g}"))[0] != pair[1]
+    )
 
 
 def relative_distance(a: float, b: float) -> float:

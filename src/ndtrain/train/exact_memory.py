@@ -23,6 +23,7 @@ from ndtrain.plan.calibration import Calibration
 from ndtrain.plan.facts import ModelFacts, facts_from_config
 from ndtrain.plan.hardware import calibration
 from ndtrain.plan.memory import kept_bytes, predict_memory
+from ndtrain.plan.model_facts import unknown_sizes
 from ndtrain.plan.model_source import find_model
 from ndtrain.plan.plan import ParallelPlan
 from ndtrain.plan.setting import ATTENTION_BUDGET, Setting
@@ -86,12 +87,7 @@ def model_config(loaded: LoadedRecipe) -> Mapping[str, Any]:
     if source.config:
         return source.config
     if entry is None:
-        raise MeshError(
-            f"the sizes of '{name}' are not known: it is not downloaded, and the model book does "
-            "not have it.",
-            where=loaded.position("base_model"),
-            hint="Download it once, or name its folder.",
-        )
+        raise unknown_sizes(name, loaded.position("base_model"))
     return entry.config
 
 

@@ -110,8 +110,41 @@ def test_an_unknown_model_is_refused_with_what_to_do(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("beside", "meant"),
+    [((), "."), (("smollm2",), "; did you mean 'models/smollm2'?")],
+)
+def test_a_name_that_looks_like_a_folder_is_missed_as_one(monkeypatch, tmp_path, beside, meant):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
+    for name in beside:
+        (tmp_path / "models" / name).mkdir(parents=True)
+
+    with pytest.raises(MeshError) as caught:
+        find_facts(recipe(base_model="models/smollm"), where="recipe.yaml:1:1")
+
+    assert str(caught.value) == (
+        "recipe.yaml:1:1: there is no folder 'models/smollm' here, and it is no downloaded hub "
+        f"model either{meant} Paths start at the current folder, '{tmp_path}'; a model of the hub "
+        "must be downloaded once."
+    )
+
+
+def test_the_first_part_of_a_name_is_a_folder_here(monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+
+    with pytest.raises(MeshError, match="there is no folder 'mine/smollm' here"):
+        find_facts(recipe(base_model="mine/smollm"))
+    with pytest.raises(MeshError, match="the sizes of 'yours/smollm' are not known"):
+        find_facts(recipe(base_model="yours/smollm"))
+
+
+@pytest.mark.parametrize(
     ("name", "close"),
     [
+        ("someone/smollm", None),
+        ("someone/8b", None),
         ("meta-llama/Llama-3-70B", "meta-llama/Meta-Llama-3-70B"),
         ("Qwen/Qwen3-9B", "Qwen/Qwen3-8B"),
         ("someone/new-model", None),

@@ -123,6 +123,15 @@ def test_a_path_that_does_not_exist(address: str, hub: Path) -> None:
     assert caught.value.exit_code == 3
 
 
+def test_a_folder_or_file_that_is_written_alike_is_suggested(tmp_path: Path, hub: Path) -> None:
+    model_folder(tmp_path / "smollm")
+    (tmp_path / "small.gguf").touch()
+    for missing, near in (("smolm", "smollm"), ("smal.gguf", "small.gguf")):
+        with pytest.raises(MeshError) as caught:
+            find_model(recipe(base_model=str(tmp_path / missing)))
+        assert caught.value.hint.startswith(f"Did you mean '{tmp_path / near}'?")
+
+
 @pytest.mark.parametrize(
     ("files", "hint"),
     [

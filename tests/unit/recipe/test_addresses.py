@@ -58,6 +58,20 @@ def test_files_of_packages_are_found_without_importing_them(
         resolve_address("package://some_rows/data/b.jsonl")
 
 
+def test_a_misspelt_package_is_suggested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "llm_tinymodel2").mkdir()
+    (tmp_path / "llm_tinymodel2" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RecipeError) as caught:
+        resolve_address("package://llm_tinymodl2/x.gguf")
+    assert str(caught.value) == (
+        "the Python package 'llm_tinymodl2' of 'package://llm_tinymodl2/x.gguf' is not installed. "
+        "Did you mean package://llm_tinymodel2/x.gguf?"
+    )
+
+
 @pytest.mark.parametrize("address", ["package://no_such_thing/a", "package://../x", "package://"])
 def test_a_missing_package_says_how_to_install_it(address: str) -> None:
     with pytest.raises(RecipeError) as caught:

@@ -51,8 +51,8 @@ def test_what_differs(finished, twin):
         "        learning_rate: 0.0001 → 0.0002",
         "loss A  █▇▅▄▂▁",
         "loss B  █▇▅▄▂▁",
-        "loss    last 1.5 → 1.5; at most 9.76e-04 relative apart over 6 shared steps "
-        "(step 5: 1.75 and 1.751708984375)",
+        "loss    last 1.5 → 1.5; first apart at step 5 (1.75 and 1.752), "
+        "at most 9.76e-04 relative apart over 6 shared steps",
         "eval    last 1.8 → 1.8; equal to the last bit over 3 shared steps",
     ]
 
@@ -73,6 +73,7 @@ def test_the_same_for_scripts(finished, twin):
             "largest_relative_distance": (2**-10) / (1 + 2**-10),
             "at_step": 5,
             "there": {"a": 1.75, "b": 1.751708984375},
+            "first_apart_at_step": 5,
         },
         "eval": {
             "last": {"a": 1.8, "b": 1.8},
@@ -80,6 +81,7 @@ def test_the_same_for_scripts(finished, twin):
             "largest_relative_distance": 0.0,
             "at_step": 0,
             "there": {"a": 3.0, "b": 3.0},
+            "first_apart_at_step": None,
         },
     }
 
@@ -104,6 +106,59 @@ def test_a_setting_that_one_run_lacks_and_a_loss_that_is_no_number(finished, twi
         "largest_relative_distance": "inf",
         "there": {"b": "nan"},
     }
+
+
+def rewritten(run, change) -> None:
+    """Pass each record of a run through `change`; None leaves it out."""
+    records = [record for record in map(change, read_metrics(run.metrics)) if record is not None]
+    run.metrics.write_text("".join(encode_record(record) + "\n" for record in records))
+
+
+def test_a_first_step_before_any_update_proves_nothing(finished, twin):
+    """Both begin alike, whatever they train afterwards."""
+    before = {"step": 1, "eval": 0}
+    rewritten(
+        twin,
+        lambda record: (
+            None if record.get("step", 0) > before.get(record["event"], math.inf) else record
+        ),
+    )
+    assert lines_of(finished.path, twin.path)[-2:] == [
+        "loss    last 1.5 → 2.75; only step 1, before any update, is in common; it is equal",
+        "eval    last 1.8 → 3; only step 0, before any update, is in common; it is equal",
+    ]
+
+
+def test_the_first_step_apart_and_the_step_furthest_apart(finished, twin):
+    """Losses that look alike in four digits get as many as tell them apart."""
+
+    def change(record):
+        if record["event"] == "step" and record["step"] == 3:
+            record["loss"] *= 1 + 2**-20
+        return record
+
+    rewritten(twin, change)
+    assert lines_of(finished.path, twin.path)[-2] == (
+        "loss    last 1.5 → 1.5; first apart at step 3 (2.25 and 2.250002), "
+        "at most 9.76e-04 relative apart over 6 shared steps (step 5)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        (4, "equal to the last bit over 1 shared step"),
+        (5, "first apart at step 5 (1.75 and 1.752), 9.76e-04 relative, their only shared step"),
+        (9, "no step in common"),
+    ],
+)
+def test_one_shared_step_or_none(finished, twin, step, words):
+    rewritten(
+        twin,
+        lambda record: None if record["event"] == "step" and record["step"] != step else record,
+    )
+    rows = [line for line in lines_of(finished.path, twin.path) if line.startswith("loss    ")]
+    assert [row.partition("; ")[2] for row in rows] == ([words] if step < 9 else [])
 
 
 def test_both_curves_are_drawn_when_asked(finished, twin, tmp_path):
