@@ -51,10 +51,31 @@ def test_five_mistakes_give_five_lines_with_places_and_fixes(
         (["validate", "recipe.yaml", "--from", "trl"], "Use --from axolotl."),
         (["validate", "recipe.yaml", "--set", "seed"], "'seed' is not of the form KEY=VALUE"),
         (["validate", "recipe.yaml", "--set", "sed=1"], "did you mean 'seed'?"),
-        (["validate", "."], ".: is a folder. Name the recipe file in it."),
+        (["validate", "."], ".: is a folder. Name the recipe file in it: recipe.yaml."),
+        (["evaluate", "."], ".: is a folder. Name the recipe file in it: recipe.yaml."),
+        (["train", "recpe.yaml"], "there is no such recipe file. Did you mean recipe.yaml?"),
+        (["train", "recipe"], "there is no such recipe file. Did you mean recipe.yaml?"),
+        (
+            ["train", "quickstart"],
+            "quickstart: there is no such recipe file. It is a bundled recipe: "
+            "`ndtrain recipes copy quickstart` writes it to edit.",
+        ),
+        (
+            ["plan", "examples/llama-3.1-8b-lora.yaml"],
+            "It is a bundled recipe: `ndtrain recipes copy llama-3.1-8b-lora` writes it to edit.",
+        ),
+        (
+            ["validate", "quickstrt.yaml"],
+            "Did you mean the bundled recipe 'quickstart'? "
+            "`ndtrain recipes copy quickstart` writes it.",
+        ),
         (["plan", "recipe.yaml", "--plot", "rows.jsonl/x.svg"], "Name another file with --plot."),
         (["launch", "pbs", "recipe.yaml"], "'SCHEDULER': 'pbs' is none of slurm, kubernetes"),
         (["train", "recipe.yaml", "--sweep", "gone.yaml"], "there is no such sweep file."),
+        (
+            ["train", "recipe.yaml", "--sweep", "recpe.yaml"],
+            "there is no such sweep file. Did you mean recipe.yaml?",
+        ),
         (["recipes", "show", "quikstart"], "Did you mean 'quickstart'?"),
         (["recipes", "copy", "quickstart", "recipe.yaml"], "Overwrite it with --force."),
         (["schema", "--field", "datasets.pth"], "did you mean 'path'?"),

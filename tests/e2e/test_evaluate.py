@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from ndtrain.cli import run
+from ndtrain.recipe.load import load_recipe
+from ndtrain.report.run_directory import RunDirectory
 from ndtrain.train.evaluation import DatasetLoss, result_lines, total_loss
 
 RECIPE = """\
@@ -88,6 +90,21 @@ def test_base_model_and_checkpoint_give_the_losses_of_the_run(folder: Path) -> N
     (one,) = trained["datasets"].values()
     assert (one["rows"], one["tokens"]) == (3, evals[-1]["tokens"])
     assert (folder / "run" / "status.json").read_text() == status
+
+
+def test_a_run_directory_is_evaluated_by_its_recorded_recipe(folder: Path) -> None:
+    """Also one that was moved: its checkpoints and results are looked for where it is."""
+    loaded = load_recipe(folder / "recipe.yaml", check=False)
+    moved = RunDirectory(folder / "moved: run")
+    moved.create()
+    moved.write_resolved(loaded.recipe, loaded.origins)
+
+    said = ndtrain(folder, "evaluate", "moved: run", "--set", "micro_batch_size=1")
+
+    assert said.startswith("base model random weights (no checkpoint in moved: run/checkpoints)")
+    kept = json.loads((moved.path / "evaluation" / "result.json").read_text())
+    assert kept["datasets"]["rows"]["rows"] == 3
+    assert not (folder / "run").exists()
 
 
 def test_a_recipe_without_held_out_rows_says_what_to_set(

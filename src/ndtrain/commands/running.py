@@ -83,7 +83,12 @@ def train(
 
 def evaluate(
     context: typer.Context,
-    recipe: RecipePath,
+    recipe: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RECIPE|RUN", help="Recipe file, or a run directory.", show_default=False
+        ),
+    ],
     overrides: Overrides = None,
     checkpoint: Annotated[
         Path | None,

@@ -21,6 +21,7 @@ from yaml.resolver import BaseResolver
 from yaml.scanner import Scanner
 
 from ndtrain.errors import RecipeError
+from ndtrain.recipe.missing_recipe import advise_folder, advise_missing
 from ndtrain.recipe.problem import KeyPath, Place, Problem
 from ndtrain.recipe.yaml_mistakes import find_mistake
 
@@ -91,10 +92,10 @@ def read_text(path: Path, what: str = "recipe") -> str:
     try:
         raw = path.read_bytes()
     except FileNotFoundError:
-        hint = "List the bundled ones with `ndtrain recipes`." if what == "recipe" else ""
+        hint = advise_missing(path, bundled=what == "recipe")
         raise RecipeError(f"there is no such {what} file.", where=str(path), hint=hint) from None
     except IsADirectoryError:
-        hint = f"Name the {what} file in it."
+        hint = f"Name the {what} file in it{advise_folder(path)}"
         raise RecipeError("is a folder.", where=str(path), hint=hint) from None
     except OSError as error:
         hint = "Name another file, or change its rights."

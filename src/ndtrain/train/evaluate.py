@@ -1,5 +1,6 @@
 """`ndtrain evaluate`: what is evaluated and on which rows, decided before any rank exists."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from ndtrain.plan.model_source import ModelSource, find_model
 from ndtrain.plan.plan import Plan
 from ndtrain.recipe.load import LoadedRecipe, load_recipe
 from ndtrain.recipe.schema import Recipe
+from ndtrain.report.run_directory import RunDirectory
 from ndtrain.train.checkpoint_files import FoundCheckpoint, newest_checkpoint
 from ndtrain.train.command import make_plan, run_folder
 
@@ -36,7 +38,7 @@ def evaluate(
     """Print the loss of each held-out dataset, or the results of tasks; returns the exit code.
 
     Args:
-        recipe_path: the recipe; its mesh is used.
+        recipe_path: the recipe, or a run directory; its mesh is used.
         overrides: `--set` values.
         checkpoint: one folder or a run; `base`: the base model; None: the run's newest, else the
             base model.
@@ -48,7 +50,7 @@ def evaluate(
         RecipeError: the recipe holds out no rows, or there is no such task.
         CheckpointError: the named checkpoint does not exist or does not fit.
     """
-    loaded = load_recipe(recipe_path, overrides)
+    loaded = _load(recipe_path, overrides)
     if tasks:
         return _measure_tasks(loaded, checkpoint, tasks, limit)
     launched = launched_rank()
@@ -69,6 +71,15 @@ def evaluate(
         timeout_seconds=loaded.recipe.ddp_timeout,
     )
     return launch(job, evaluate_rank, options)
+
+
+def _load(path: Path, overrides: Sequence[str]) -> LoadedRecipe:
+    """The recipe at `path`, or the one that the run at `path` was started with."""
+    resolved = RunDirectory(path).resolved
+    if not resolved.is_file():
+        return load_recipe(path, overrides)
+    # the folder may have been moved since, and a recipe need not name it
+    return load_recipe(resolved, (f"output_dir={json.dumps(str(path))}", *overrides))
 
 
 def _measure_tasks(
