@@ -16,6 +16,7 @@ from ndtrain.errors import CheckpointError, RecipeError
 from ndtrain.model.key_map import to_file_tensors
 from ndtrain.model.shard_files import TensorSpec
 from ndtrain.plan.model_source import ModelSource
+from ndtrain.recipe.unwritable import advise_unwritable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -171,12 +172,20 @@ def appearing_folder(dest: Path) -> Iterator[Path]:
     except OSError as error:
         raise CheckpointError(
             f"the model cannot be written: {error.strerror or error}.",
-            where=str(error.filename or dest),
-            hint="Free space or rights there, or name another folder.",
+            where=_named_place(dest, partial, error),
+            hint=advise_unwritable(dest, error, "name another folder"),
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         shutil.rmtree(outdated, ignore_errors=True)
+
+
+def _named_place(dest: Path, partial: Path, error: OSError) -> str:
+    """The place as the user knows it, not the hidden folder that takes its name in the end."""
+    met = Path(error.filename or dest)
+    if met.is_relative_to(partial):
+        return str(dest / met.relative_to(partial))
+    return str(dest if dest.is_relative_to(met) else met)
 
 
 def _config(twin: "PreTrainedModel", source: ModelSource, dtype: torch.dtype) -> dict[str, Any]:

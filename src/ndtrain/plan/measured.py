@@ -15,6 +15,7 @@ from typing import Any
 from ndtrain.environment import cache_dir
 from ndtrain.errors import CheckpointError
 from ndtrain.plan.hardware import HOST, Cluster, Exchange, Gpu, Link, gpu_models, probe_shares
+from ndtrain.recipe.unwritable import advise_unwritable
 
 FORMAT_VERSION = 1
 _CPUINFO = Path("/proc/cpuinfo")
@@ -81,7 +82,7 @@ def write_measured(machine: MeasuredMachine) -> Path:
         raise CheckpointError(
             f"cannot be written: {error.strerror}.",
             where=str(path),
-            hint="Free space or rights there, or set XDG_CACHE_HOME to another folder.",
+            hint=advise_unwritable(path, error, "set XDG_CACHE_HOME to another folder"),
         ) from error
     return path
 

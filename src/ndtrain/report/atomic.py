@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from ndtrain.errors import CheckpointError
+from ndtrain.recipe.unwritable import advise_unwritable
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -30,5 +31,5 @@ def write_failure(path: Path | str, error: OSError) -> CheckpointError:
     return CheckpointError(
         f"cannot be written: {reason}.",
         where=str(path),
-        hint="Free space or rights there, or set output_dir to another folder.",
+        hint=advise_unwritable(Path(path), error, "set output_dir to another folder"),
     )

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ndtrain.errors import RecipeError
-from ndtrain.model.model_folder import check_destination
+from ndtrain.errors import CheckpointError, RecipeError
+from ndtrain.model.model_folder import appearing_folder, check_destination
 
 
 def fill(folder: Path, *names: str) -> Path:
@@ -58,3 +58,32 @@ def test_a_file_and_the_current_folder_are_kept(
     monkeypatch.chdir(fill(tmp_path / "here"))
     with pytest.raises(RecipeError, match="the current folder"):
         check_destination(Path())
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            "/proc/model",
+            "/proc/model: the model cannot be written: No such file or directory. "
+            "'/proc' takes no new files or folders: name another folder.",
+        ),
+        (
+            "/proc/version/model",
+            "/proc/version/model: the model cannot be written: File exists. "
+            "'/proc/version' is a file, not a folder: name another folder.",
+        ),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_named_as_given(given: str, message: str) -> None:
+    with pytest.raises(CheckpointError) as caught, appearing_folder(Path(given)):
+        pass
+    assert str(caught.value) == message
+
+
+def test_a_file_of_an_unfinished_model_is_named_by_its_final_place(tmp_path: Path) -> None:
+    dest = tmp_path / "model"
+    with pytest.raises(CheckpointError) as caught, appearing_folder(dest) as folder:
+        (folder / "weights").mkdir()
+        (folder / "weights").write_text("x")
+    assert caught.value.where == str(dest / "weights")

@@ -40,7 +40,32 @@ def test_create_refuses_a_place_that_cannot_be_written(tmp_path):
     assert caught.value.exit_code == ExitCode.CHECKPOINT == 5
     assert caught.value.where == str(tmp_path / "file" / "run")
     assert caught.value.message == "cannot be written: Not a directory."
-    assert "output_dir" in caught.value.hint
+    assert caught.value.hint == (
+        f"'{tmp_path / 'file'}' is a file, not a folder: set output_dir to another folder."
+    )
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        (
+            "file",
+            "cannot be written: File exists. It is a file, not a folder: set output_dir to "
+            "another folder.",
+        ),
+        (
+            "/proc/run",
+            "cannot be written: No such file or directory. '/proc' takes no new files or "
+            "folders: set output_dir to another folder.",
+        ),
+    ],
+)
+def test_create_advises_what_fits_the_place(tmp_path, place, message):
+    (tmp_path / "file").write_text("not a folder")
+    folder = tmp_path / place
+    with pytest.raises(CheckpointError) as caught:
+        RunDirectory(folder).create()
+    assert str(caught.value) == f"{folder}: {message}"
 
 
 def test_create_finds_out_that_the_disk_is_full(tmp_path):
