@@ -14,7 +14,7 @@ from ndtrain.data.encode import Chunk
 from ndtrain.data.mix import mix_rows, split_rows
 from ndtrain.data.pack import pack
 from ndtrain.data.parts import Part, split_seed
-from ndtrain.data.report import DataReport, SourceReport
+from ndtrain.data.report import UNKNOWN_ROLE, DataReport, SourceReport
 from ndtrain.data.sources import Files
 from ndtrain.data.token_rows import Index, RowStore, RowWriter
 from ndtrain.data.tokens import Ids
@@ -29,6 +29,9 @@ CONTENTS = "prepared.json"
 _DROPPED = (encode.BAD_ROW, encode.TOO_LONG, encode.TOO_SHORT, encode.NOTHING_TRAINED)
 _CHANGED = (encode.TRUNCATED, encode.SPLIT, encode.PREFERENCE)
 _WARNINGS = (encode.TWO_STARTS, encode.TWO_ENDS, encode.NO_END, encode.SPLIT_END)
+
+_MOST_ROLES = 5
+"""Unknown roles that are told of."""
 
 
 @dataclass
@@ -120,7 +123,7 @@ def _write_part(
         duplicates=duplicates,
         dropped=_chosen(counts, _DROPPED),
         changed=_chosen(counts, _CHANGED),
-        warnings=_chosen(counts, _WARNINGS),
+        warnings=_chosen(counts, _WARNINGS) | _unknown_roles(counts),
         examples=examples,
     )
     if not used:
@@ -147,6 +150,12 @@ def _chosen(counts: Counter[str], names: Sequence[str]) -> dict[str, int]:
     return {name: counts[name] for name in names if counts[name]}
 
 
+def _unknown_roles(counts: Counter[str]) -> dict[str, int]:
+    """The commonest roles that nobody knows; data may have a role for each person."""
+    found = Counter({why: n for why, n in counts.items() if why.startswith(UNKNOWN_ROLE)})
+    return dict(found.most_common(_MOST_ROLES))
+
+
 def _nothing_left(report: SourceReport) -> DataError:
     """The refusal of a dataset without a usable row."""
     if not report.rows_in:
@@ -158,6 +167,9 @@ def _nothing_left(report: SourceReport) -> DataError:
     hint = "Check its type and the roles to train."
     if encode.TOO_LONG in report.dropped:
         hint = "Raise sequence_len, or set excess_length_strategy: truncate or split."
+    for reason in report.warnings:
+        if reason.startswith(UNKNOWN_ROLE):
+            hint = f"There are rows {reason} (first: {report.examples[reason]})"
     reasons = reasons or f"all {report.duplicates} occur earlier"
     return DataError(
         f"none of the {report.rows_in} rows can be trained: {reasons}.",

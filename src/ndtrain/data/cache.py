@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ndtrain.errors import CheckpointError
+from ndtrain.recipe.unwritable import advise_unwritable
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Raised whenever the same input would be prepared differently: old results are not used then."""
 
 
@@ -50,7 +51,9 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> bool:
         raise CheckpointError(
             f"the prepared data cannot be written: {error.strerror or error}.",
             where=str(folder.parent),
-            hint="Free some space, or set dataset_prepared_path to another folder.",
+            hint=advise_unwritable(
+                folder.parent, error, "set dataset_prepared_path to another folder"
+            ),
         ) from error
     return False
 

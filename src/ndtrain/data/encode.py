@@ -12,10 +12,13 @@ from ndtrain.data.batch import IGNORED
 from ndtrain.data.chat_mask import MaskError, TrainRules, mark_chat
 from ndtrain.data.chat_template import ChatTemplate
 from ndtrain.data.formats.catalog import Format
+from ndtrain.data.formats.chat import ROLES
+from ndtrain.data.report import UNKNOWN_ROLE
 from ndtrain.data.rows import RawRow, Row
 from ndtrain.data.sample import Chat, Passage, Sample, Tokens
 from ndtrain.data.tokens import Encoded, Ids, TextEncoder
 from ndtrain.errors import DataError
+from ndtrain.recipe.problem import nearest
 from ndtrain.recipe.schema import DatasetSpec
 
 BAD_ROW = "could not be used"
@@ -29,6 +32,9 @@ TWO_STARTS = "two start tokens"
 TWO_ENDS = "two end tokens"
 NO_END = "an answer without an end token"
 SPLIT_END = "an end marker of several tokens"
+
+_MOST_BROKEN = 5
+"""Unusable rows that one message names."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,7 @@ class RowEncoder:
         self.read = read
         self.rules = rules
         self.template = template
+        self._doubts: dict[str, str] = {}
         self._vocabulary = len(texts.tokenizer)
         self._markers = () if template is None else template.end_markers
         self._marker_is_split = any(len(texts.ids(marker)) > 1 for marker in self._markers)
@@ -98,14 +105,20 @@ class RowEncoder:
             DataError: a row cannot be used, unless the dataset skips such rows.
         """
         chunk = Chunk(rows_in=len(raws))
+        broken: list[DataError] = []
         for raw in raws:
             try:
                 row = raw.parse()
                 self._add(row, self.read(row, self.spec), chunk)
             except DataError as error:
-                if not self.rules.skip_bad_rows:
-                    raise
-                chunk.count(BAD_ROW, f"{error.where}: {error.message}")
+                if self.rules.skip_bad_rows:
+                    chunk.count(BAD_ROW, f"{error.where}: {error.message}")
+                    continue
+                broken.append(error)
+                if len(broken) > _MOST_BROKEN:
+                    break
+        if broken:
+            raise _all_broken(broken)
         return chunk
 
     def _add(self, row: Row, sample: Sample, chunk: Chunk) -> None:
@@ -115,6 +128,7 @@ class RowEncoder:
                 if not any(turn.role != "system" for turn in sample.turns):
                     chunk.count(NOTHING_TRAINED, row.where)
                     return
+                self._note_roles(sample, row.where, chunk)
                 whole = self._encode_chat(row, sample, chunk)
                 if sample.is_preference:
                     chunk.count(PREFERENCE, row.where)
@@ -131,6 +145,24 @@ class RowEncoder:
                 chunk.count(NOTHING_TRAINED, row.where)
             else:
                 chunk.add(piece, row.where)
+
+    def _note_roles(self, chat: Chat, where: str, chunk: Chunk) -> None:
+        """Count rows with a role that neither the recipe nor the template knows."""
+        for role in {turn.role for turn in chat.turns}:
+            if role not in self._doubts:
+                self._doubts[role] = self._doubt(role)
+            if self._doubts[role]:
+                chunk.count(self._doubts[role], where)
+
+    def _doubt(self, role: str) -> str:
+        """What is wrong with a role; empty for one that is known."""
+        template = "" if self.template is None else self.template.source
+        known = {*ROLES.values(), *(self.spec.roles or ()), *self.spec.roles_to_train}
+        if role in known or f"'{role}'" in template or f'"{role}"' in template:
+            return ""
+        close = nearest(role, [*sorted(known), *ROLES])
+        advice = f"did you mean '{close}'?" if close else "name it in the dataset's roles"
+        return f"{UNKNOWN_ROLE} '{role}'; {advice}"
 
     def _encode_chat(self, row: Row, chat: Chat, chunk: Chunk) -> Encoded:
         """A conversation through the template."""
@@ -211,3 +243,14 @@ class RowEncoder:
             for start in range(0, length, limit):
                 stop = start + limit
                 yield replace(whole, ids=whole.ids[start:stop], labels=whole.labels[start:stop])
+
+
+def _all_broken(broken: Sequence[DataError]) -> DataError:
+    """The first unusable row in full, and the places of the next ones."""
+    first, *others = broken
+    if not others:
+        return first
+    places = ", ".join(error.where for error in others[: _MOST_BROKEN - 1])
+    more = " and more" if len(broken) > _MOST_BROKEN else ""
+    hint = f"{first.hint} Unusable too: {places}{more}.".lstrip()
+    return DataError(first.message, where=first.where, hint=hint)

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+UNKNOWN_ROLE = "with the unknown role"
+"""How the warning of a role begins that neither the recipe nor the template knows."""
+
 
 @dataclass(frozen=True)
 class SourceReport:
@@ -67,3 +70,23 @@ class DataReport:
         fields["sources"] = tuple(SourceReport(**source) for source in data["sources"])
         fields["lengths"] = tuple((int(top), int(rows)) for top, rows in data["lengths"])
         return DataReport(**fields)
+
+
+def rows_notes(report: DataReport) -> tuple[str, ...]:
+    """What the start of a run says of its rows: one line of counts, then what looks wrong."""
+    dropped = sum(sum(source.dropped.values()) for source in report.sources)
+    left_out = f"; {dropped:,} rows left out" if dropped else ""
+    packed = f" in {report.packed_rows:,} packed rows" if report.packed_rows is not None else ""
+    counts = (
+        f"{report.train_rows:,} training rows{packed}, {report.tokens:,} tokens, "
+        f"{report.trained_share:.0%} of them trained{left_out}"
+    )
+    doubts = (
+        f"{source.path}: {rows:,} rows {reason} (first: {source.examples[reason]})"
+        if rows != 1
+        else f"{source.path}: a row {reason} ({source.examples[reason]})"
+        for source in report.sources
+        for reason, rows in source.warnings.items()
+        if reason.startswith(UNKNOWN_ROLE)
+    )
+    return (counts, *doubts)

@@ -79,7 +79,8 @@ def validate(
         print(f"{key}: {value}")
     if found.problems:
         raise combine(list(found.problems))
-    print(_coloured(f"{recipe} is valid.", _GREEN))
+    unread = "" if data_report else " Its rows were not read; --data reads them too."
+    print(_coloured(f"{recipe} is valid.{unread}", _GREEN))
     return ExitCode.OK
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ndtrain.data.report import rows_notes
 from ndtrain.environment import LaunchedRank, launched_rank, no_color
 from ndtrain.errors import ExitCode, MeshError, OutOfMemoryError, RecipeError
 from ndtrain.launch import LaunchOptions, launch
@@ -30,7 +31,6 @@ from ndtrain.train.row_lengths import row_lengths
 
 if TYPE_CHECKING:
     from ndtrain.data.prepare import Prepared
-    from ndtrain.data.report import DataReport
 
 
 def train(
@@ -309,7 +309,7 @@ def prepare_job(
         resume=resume,
         stop_after=stop_after,
         max_seconds=max_seconds,
-        notices=(_rows_line(report),),
+        notices=rows_notes(report),
         prediction=prediction,
     )
 
@@ -335,14 +335,3 @@ def print_plan(loaded: LoadedRecipe, plan: Plan, run_dir: RunDirectory) -> None:
     for rank in range(plan.parallel.world_size):
         place = "  ".join(f"{axis} {at}" for axis, at in plan.parallel.coordinates(rank).items())
         print(f"rank {rank:<3} {host}  {place}")
-
-
-def _rows_line(report: "DataReport") -> str:
-    """One line on what will be trained."""
-    dropped = sum(sum(source.dropped.values()) for source in report.sources)
-    left_out = f"; {dropped:,} rows left out" if dropped else ""
-    packed = f" in {report.packed_rows:,} packed rows" if report.packed_rows is not None else ""
-    return (
-        f"{report.train_rows:,} training rows{packed}, {report.tokens:,} tokens, "
-        f"{report.trained_share:.0%} of them trained{left_out}"
-    )

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from ndtrain.data.prepare import Prepared
+from ndtrain.data.preview import describe_data
+from ndtrain.data.report import rows_notes
 from ndtrain.errors import DataError, ExitCode
 
 PrepareRows = Callable[..., Prepared]
@@ -85,6 +87,73 @@ def test_a_row_that_cannot_be_used(
     assert len(kept.train) == 3
     assert kept.report.sources[0].dropped == {"could not be used": 1}
     assert message in kept.report.sources[0].examples["could not be used"]
+
+
+@pytest.mark.parametrize(
+    ("broken", "further"),
+    [
+        ((2,), ""),
+        ((2, 4), " Unusable too: {rows}:4."),
+        (range(2, 7), " Unusable too: {rows}:3, {rows}:4, {rows}:5, {rows}:6."),
+        (range(2, 9), " Unusable too: {rows}:3, {rows}:4, {rows}:5, {rows}:6 and more."),
+    ],
+)
+def test_rows_after_the_first_unusable_one_are_named(
+    broken: Any, further: str, prepare_rows: PrepareRows, tmp_path: Path
+) -> None:
+    rows = [{"instruction": "i"} if line in broken else ALPACA for line in range(1, 10)]
+    with pytest.raises(DataError) as caught:
+        prepare_rows(rows)
+    first = (
+        "{rows}:2: column 'output' is missing. Columns of this row: 'instruction'. Name another "
+        "with type: {{field_output: ...}}. Leave such rows out with on_bad_row: skip."
+    )
+    assert str(caught.value) == (first + further).format(rows=tmp_path / "rows.jsonl")
+
+
+def test_roles_that_nobody_knows_are_warned_of(prepare_rows: PrepareRows, tmp_path: Path) -> None:
+    rows = [
+        TALK,
+        messages(("usr", "a"), ("assistant", "b")),
+        messages(("usr", "a"), ("usr", "a"), ("assistant", "b"), ("foo", "c")),
+        messages(("human", "a"), ("gpt", "b"), ("tool", "c"), ("assistant", "d")),
+    ]
+    report = prepare_rows(rows, "chat_template", chat_template="chatml").report
+    place = tmp_path / "rows.jsonl"
+    usr = "with the unknown role 'usr'; did you mean 'user'?"
+    foo = "with the unknown role 'foo'; name it in the dataset's roles"
+    assert report.sources[0].warnings == {usr: 2, foo: 1}
+    assert rows_notes(report)[1:] == (
+        f"{place}: 2 rows {usr} (first: {place}:2)",
+        f"{place}: a row {foo} ({place}:3)",
+    )
+    assert f"  warning: 2 {usr} (first: {place}:2)" in list(describe_data(report))
+
+    known = {"roles": {"user": ["usr"], "foo": ["foo"]}}
+    named = prepare_rows(rows, "chat_template", chat_template="chatml", entry=known).report
+    assert named.sources[0].warnings == {}
+
+
+def test_a_role_that_the_template_names_is_known(prepare_rows: PrepareRows) -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'ipython' %}#{% endif %}"
+        "{{ '<' + m.role + '>' + m.content + '<|im_end|>' }}{% endfor %}"
+    )
+    row = messages(("user", "a"), ("ipython", "b"), ("assistant", "c"))
+    report = prepare_rows([row], "chat_template", chat_template_jinja=template).report
+    assert report.sources[0].warnings == {}
+
+
+def test_a_misspelt_role_without_which_nothing_is_trained_is_the_hint(
+    prepare_rows: PrepareRows, tmp_path: Path
+) -> None:
+    row = messages(("user", "a"), ("asistant", "b"))
+    with pytest.raises(DataError) as caught:
+        prepare_rows([row], "chat_template", chat_template="chatml")
+    assert caught.value.hint == (
+        "There are rows with the unknown role 'asistant'; did you mean 'assistant'? "
+        f"(first: {tmp_path / 'rows.jsonl'}:1)"
+    )
 
 
 @pytest.mark.parametrize(

@@ -238,7 +238,7 @@ def test_the_report_reads_well(write, capsys, monkeypatch):
         "global batch = micro 2 × accumulation 4 × 4 data ranks = 32 packed rows = 65,536 tokens "
         "a step"
     )
-    assert lines[-1] == f"{path} is valid."
+    assert lines[-1] == f"{path} is valid. Its rows were not read; --data reads them too."
 
 
 def test_the_book_is_named_as_the_source(write, capsys, monkeypatch, tmp_path):

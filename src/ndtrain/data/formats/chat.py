@@ -9,7 +9,7 @@ from ndtrain.data.rows import Row
 from ndtrain.data.sample import Chat, Segment, Turn
 from ndtrain.recipe.schema import DatasetSpec
 
-_ROLES: Mapping[str, str] = {
+ROLES: Mapping[str, str] = {
     "human": "user",
     "user": "user",
     "prompter": "user",
@@ -26,6 +26,7 @@ _ROLES: Mapping[str, str] = {
     "function": "tool",
     "function_response": "tool",
 }
+"""Names of speakers in data, and the roles that templates know them by."""
 
 
 def read_chat(row: Row, spec: DatasetSpec) -> Chat:
@@ -138,7 +139,7 @@ def _target_role(row: Row, spec: DatasetSpec, spoken: str) -> str:
     for target, sources in (spec.roles or {}).items():
         if spoken in sources or spoken == target:
             return target
-    return _ROLES.get(spoken, spoken)
+    return ROLES.get(spoken, spoken)
 
 
 def _switch(row: Row, spec: DatasetSpec, message: Mapping[str, Any]) -> bool | None:
