@@ -2,6 +2,8 @@
 
 import json
 import shlex
+import shutil
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +11,7 @@ import typer
 
 from ndtrain.commands.options import AsJson
 from ndtrain.recipe.catalog import copy_example, find_example, list_examples
+from ndtrain.recipe.listing import list_lines
 
 recipes = typer.Typer(
     help="List, show and copy the bundled example recipes.",
@@ -36,16 +39,10 @@ def _default(context: typer.Context) -> None:
 
 @recipes.command("list")
 def show_list() -> None:
-    """One line a recipe: name, model, method, mesh, GPUs and title."""
-    rows = [("NAME", "MODEL", "METHOD", "MESH", "GPUS", "TITLE")]
-    rows += [
-        (one.name, one.model, one.method, one.mesh, str(one.gpus or "CPU"), one.title)
-        for one in list_examples()
-    ]
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row[:5], widths, strict=True)]
-        typer.echo("  ".join([*cells, row[5]]))
+    """One line a recipe: name, model, method, mesh, GPUs and title, as far as they fit."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for line in list_lines(list_examples(), width):
+        typer.echo(line)
     typer.echo("\nNext: ndtrain recipes copy quickstart")
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from ndtrain.errors import RecipeError
@@ -11,6 +12,8 @@ from ndtrain.recipe.problem import nearest
 
 SCHEMA_FILE = "recipe.schema.json"
 """The committed JSON schema, beside the examples."""
+
+_SCHEMA_LINE = re.compile(r"(?m)^(?P<head># yaml-language-server: \$schema=)(?P<place>.+)$")
 
 _KEY_LINE = re.compile(r"^(?P<key>[a-z_0-9]+):\s*(?P<value>[^#\n]*)")
 _SIZES = (
@@ -30,7 +33,7 @@ class Example:
         model: short name of the base model.
         method: `full`, `lora` or `qlora`.
         mesh: axis sizes above 1, such as `dp_shard 4 × tp 2`.
-        gpus: ranks that the recipe asks for; 0 for the CPU.
+        gpus: ranks that the recipe asks for; 0 when it is made for the CPU.
     """
 
     name: str
@@ -95,21 +98,34 @@ def _text_for(example: Example, target: Path) -> str:
     return text.replace(f"$schema={SCHEMA_FILE}", f"$schema={schema}", 1)
 
 
+def without_local_schema(text: str) -> str:
+    """A recipe as it can be given away: its schema line names no folder of this machine."""
+    return _SCHEMA_LINE.sub(_public_schema, text)
+
+
+def _public_schema(line: re.Match[str]) -> str:
+    place = line["place"].strip()
+    return line[0] if "://" in place else line["head"] + re.split(r"[/\\]", place)[-1]
+
+
 def _read(path: Path) -> Example:
     """What the listing shows, from the top-level lines alone: a full load would be slower."""
-    text = path.read_text(encoding="utf-8")
+    lines = path.read_text(encoding="utf-8").splitlines()
     values = {
         found["key"]: found["value"].strip().strip("\"'")
-        for found in map(_KEY_LINE.match, text.splitlines())
+        for found in map(_KEY_LINE.match, lines)
         if found
     }
     sizes = [int(values.get(size) or 1) for size in _SIZES]
     axes = zip(("dp_replicate", "dp_shard", "cp", "tp"), sizes, strict=True)
-    gpus = 0 if values.get("device") == "cpu" else sizes[0] * sizes[1] * sizes[2] * sizes[3]
+    # a recipe that is made for the CPU may still take a GPU where there is one
+    opening = " ".join(takewhile(lambda line: line.startswith("#"), lines))
+    on_cpu = values.get("device") == "cpu" or "no gpu" in opening.lower()
+    gpus = 0 if on_cpu else sizes[0] * sizes[1] * sizes[2] * sizes[3]
     return Example(
         name=path.stem,
         path=path,
-        title=text.splitlines()[0].lstrip("# "),
+        title=lines[0].lstrip("# "),
         model=_short_model(values),
         method=values.get("adapter") or "full",
         mesh=" × ".join(f"{axis} {size}" for axis, size in axes if size > 1) or "one rank",

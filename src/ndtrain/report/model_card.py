@@ -2,7 +2,6 @@
 
 import platform
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,8 @@ import yaml
 
 from ndtrain import __version__
 from ndtrain.recipe.addresses import PACKAGE
-from ndtrain.report.atomic import replace_text, write_failure
+from ndtrain.recipe.catalog import without_local_schema
+from ndtrain.report.atomic import replace_text
 from ndtrain.report.recorded import RecordedRun, read_run
 from ndtrain.report.svg import loss_chart
 from ndtrain.report.wording import change, short_count, value_change
@@ -41,10 +41,7 @@ def write_model_card(export: Path, run_dir: Path, *, step: int, is_adapter: bool
         replace_text(export / "loss.svg", loss_chart(run.history, f"Loss of {run.name}") + "\n")
     replace_text(export / "README.md", render_model_card(run, step=step, is_adapter=is_adapter))
     if run.directory.recipe.exists():
-        try:
-            shutil.copyfile(run.directory.recipe, export / "recipe.yaml")
-        except OSError as error:
-            raise write_failure(export / "recipe.yaml", error) from error
+        replace_text(export / "recipe.yaml", without_local_schema(run.recipe_text))
 
 
 def render_model_card(run: RecordedRun, *, step: int, is_adapter: bool) -> str:
@@ -111,11 +108,12 @@ def _body(run: RecordedRun, step: int, is_adapter: bool) -> Iterator[str]:
     yield (
         ", ".join([f"ndtrain {__version__}", f"Python {platform.python_version()}", *kept]) + ".\n"
     )
-    if run.recipe_text.strip():
+    recipe = without_local_schema(run.recipe_text).strip()
+    if recipe:
         yield "<details><summary>Recipe</summary>\n"
         # A longer fence than any in the recipe.
-        fence = "````" if "```" in run.recipe_text else "```"
-        yield f"{fence}yaml\n{run.recipe_text.strip()}\n{fence}\n\n</details>"
+        fence = "````" if "```" in recipe else "```"
+        yield f"{fence}yaml\n{recipe}\n{fence}\n\n</details>"
 
 
 def _results(run: RecordedRun, step: int) -> Iterator[str]:

@@ -84,6 +84,5 @@ def test_a_place_that_cannot_be_written_is_named_as_given(given: str, message: s
 def test_a_file_of_an_unfinished_model_is_named_by_its_final_place(tmp_path: Path) -> None:
     dest = tmp_path / "model"
     with pytest.raises(CheckpointError) as caught, appearing_folder(dest) as folder:
-        (folder / "weights").mkdir()
-        (folder / "weights").write_text("x")
-    assert caught.value.where == str(dest / "weights")
+        (folder / "gone" / "weights").write_text("x")
+    assert caught.value.where == str(dest / "gone" / "weights")

@@ -58,9 +58,7 @@ def test_files_of_packages_are_found_without_importing_them(
         resolve_address("package://some_rows/data/b.jsonl")
 
 
-def test_a_misspelt_package_is_suggested(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_misspelt_package_is_suggested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "llm_tinymodel2").mkdir()
     (tmp_path / "llm_tinymodel2" / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)

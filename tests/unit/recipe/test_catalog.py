@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 from ndtrain.errors import RecipeError
-from ndtrain.recipe.catalog import copy_example, find_example, list_examples
+from ndtrain.recipe.catalog import copy_example, find_example, list_examples, without_local_schema
+from ndtrain.recipe.listing import list_lines
 from ndtrain.recipe.load import load_recipe
 
 
@@ -20,7 +21,8 @@ def test_the_listing_says_what_the_recipe_says(example) -> None:
         * recipe.context_parallel_size
         * recipe.tensor_parallel_size
     )
-    assert example.gpus == (0 if recipe.device == "cpu" else ranks)
+    on_cpu = recipe.device == "cpu" or example.name == "quickstart"
+    assert example.gpus == (0 if on_cpu else ranks)
     assert example.method == (recipe.adapter or "full")
     assert example.model in (recipe.base_model or "random weights")
     assert example.title
@@ -35,6 +37,34 @@ def test_a_misspelt_name_is_suggested() -> None:
         find_example("quikstart")
 
 
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 160, 240])
+def test_the_list_fits_the_terminal(width: int) -> None:
+    head, *rows = list_lines(list_examples(), width)
+    assert max(map(len, [head, *rows])) <= width
+    assert [row.split()[0] for row in rows] == [one.name for one in list_examples()]
+    assert head.split()[-1] == "TITLE"
+
+
+def test_columns_give_way_to_the_title_in_turn() -> None:
+    heads = {
+        width: next(iter(list_lines(list_examples(), width))).split()
+        for width in (60, 80, 120, None)
+    }
+    assert heads == {
+        60: ["NAME", "TITLE"],
+        80: ["NAME", "METHOD", "GPUS", "TITLE"],
+        120: ["NAME", "MODEL", "METHOD", "GPUS", "TITLE"],
+        None: ["NAME", "MODEL", "METHOD", "MESH", "GPUS", "TITLE"],
+    }
+
+
+def test_a_pipe_gets_every_column_whole() -> None:
+    for row, one in zip([*list_lines(list_examples(), None)][1:], list_examples(), strict=True):
+        assert row.endswith(f"  {one.title}")
+        assert one.mesh in row
+    assert [*list_lines(list_examples(), None)][1].split()[5] == "CPU"
+
+
 def test_a_copy_is_the_recipe_with_a_schema_that_editors_find(tmp_path: Path) -> None:
     path = copy_example("quickstart", tmp_path)
     source = find_example("quickstart").path
@@ -43,6 +73,13 @@ def test_a_copy_is_the_recipe_with_a_schema_that_editors_find(tmp_path: Path) ->
     schema = Path(theirs[1].partition("$schema=")[2])
     assert schema.is_file()
     assert schema.is_absolute()
+
+
+def test_a_recipe_to_give_away_names_no_folder_of_this_machine(tmp_path: Path) -> None:
+    copied = copy_example("quickstart", tmp_path).read_text()
+    assert without_local_schema(copied) == find_example("quickstart").path.read_text()
+    for line in ("# yaml-language-server: $schema=https://x.org/a.json", "seed: 1  # $schema=/a/b"):
+        assert without_local_schema(f"{line}\n") == f"{line}\n"
 
 
 def test_a_copy_never_overwrites_without_force(tmp_path: Path) -> None:

@@ -124,6 +124,18 @@ def test_the_export_is_complete_on_its_own(finished):
     assert (finished.export / "recipe.yaml").read_text() == finished.recipe.read_text()
 
 
+def test_an_export_names_no_schema_of_this_machine(finished):
+    line = "# yaml-language-server: $schema={}recipe.schema.json\n"
+    text = finished.recipe.read_text()
+    finished.recipe.write_text(line.format("/home/me/venv/examples/") + text)
+    finished.export.mkdir(exist_ok=True)
+    write_model_card(finished.export, finished.path, is_adapter=False)
+    assert (finished.export / "recipe.yaml").read_text() == line.format("") + text
+    card = (finished.export / "README.md").read_text()
+    assert line.format("") in card
+    assert "/home/me" not in card
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
