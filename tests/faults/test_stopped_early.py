@@ -60,6 +60,19 @@ def test_the_card_of_an_older_checkpoint_tells_its_own_numbers(tmp_path: Path) -
     assert f"| trained tokens | {steps[2]['seen_tokens']} |" in card
 
 
+def test_the_best_model_of_a_run_that_only_gets_worse_is_a_trained_one(tmp_path: Path) -> None:
+    """The model before training is measured too, but there is no checkpoint of it."""
+    keys = ("max_steps=4", "eval_steps=1", "learning_rate=1.0", "load_best_model_at_end=true")
+    options = [word for key in keys for word in ("--set", key)]
+    _, run = begun(tmp_path, *options)
+    losses = [one["loss"] for one in read_history(run / "metrics.jsonl").evals]
+    assert len(losses) == 5
+    assert losses[0] == min(losses)
+    best = 1 + losses[1:].index(min(losses[1:]))
+    card = (run / "export" / "README.md").read_text()
+    assert f"\ntraining_steps: {best}\n" in card
+
+
 def test_after_an_interrupt_an_older_export_is_said_to_be_one(tmp_path: Path) -> None:
     # so many steps that it cannot end before the signal arrives
     recipe, run = write_recipe(tmp_path, steps=2000, keys="dp_shard_size: 2\n"), tmp_path / "run"

@@ -200,16 +200,22 @@ def evaluate(run: Run) -> None:
         by_dataset[name] = loss
         total, tokens = total + loss * count, tokens + count
     loss = total / max(1, tokens)
-    if progress.best_loss is None or loss < progress.best_loss:
-        progress.best_loss, progress.best_step = loss, progress.step
-        progress.evals_without_gain = 0
-    else:
-        progress.evals_without_gain += 1
+    # of the model before training there is no checkpoint
+    if progress.step > 0:
+        _remember_best(progress, loss)
     run.emit(EvalDone(progress.step, loss, tokens, by_dataset))
     run.after_eval(progress.step)
     run.status.enter("training", step=progress.step)
     # the time of an evaluation is no step's
     run.clock = None
+
+
+def _remember_best(progress: Progress, loss: float) -> None:
+    if progress.best_loss is None or loss < progress.best_loss:
+        progress.best_loss, progress.best_step = loss, progress.step
+        progress.evals_without_gain = 0
+    else:
+        progress.evals_without_gain += 1
 
 
 def _should_stop_early(run: Run) -> bool:

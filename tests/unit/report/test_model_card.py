@@ -129,7 +129,7 @@ def test_an_export_names_no_schema_of_this_machine(finished):
     text = finished.recipe.read_text()
     finished.recipe.write_text(line.format("/home/me/venv/examples/") + text)
     finished.export.mkdir(exist_ok=True)
-    write_model_card(finished.export, finished.path, is_adapter=False)
+    write_model_card(finished.export, finished.path, step=6, is_adapter=False)
     assert (finished.export / "recipe.yaml").read_text() == line.format("") + text
     card = (finished.export / "README.md").read_text()
     assert line.format("") in card
