@@ -10,6 +10,7 @@ from faulty import Command, train, when, write_recipe
 
 from ndtrain.cli import run as ndtrain
 from ndtrain.report.metrics import read_history, read_metrics
+from ndtrain.train.speaker import find_speaker
 
 
 def begun(folder: Path, *options: str) -> tuple[Path, Path]:
@@ -87,6 +88,11 @@ def test_after_an_interrupt_an_older_export_is_said_to_be_one(tmp_path: Path) ->
     assert files.startswith(f"files  {run}/: export (of step 2), report.html, ")
     assert note == f"note   For the model of step {stopped}: ndtrain export {run} DEST"
     assert following == f"next   the same command again resumes after step {stopped}"
+    # whoever asks the run is answered by what was trained last
+    found = find_speaker(str(run))
+    assert found.run is not None
+    assert found.run.checkpoint.step == stopped
+    assert find_speaker(str(run / "export")).run is None
 
 
 @pytest.mark.parametrize("named", [False, True])

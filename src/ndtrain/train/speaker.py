@@ -11,6 +11,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from ndtrain.errors import MeshError
+from ndtrain.launch.status import read_status
 from ndtrain.model.adapter_base import base_of_adapter, is_adapter, named_base
 from ndtrain.model.adapter_weights import saved_key
 from ndtrain.model.build import build_from_config, build_model, read_model_config
@@ -21,6 +22,8 @@ from ndtrain.model.weight_files import open_weights
 from ndtrain.model.weights import load_weights
 from ndtrain.plan.model_source import ModelSource, find_address, find_model, is_hub_id
 from ndtrain.recipe.schema import Recipe
+from ndtrain.report.model_card import exported_step
+from ndtrain.train.checkpoint_files import newest_checkpoint
 from ndtrain.train.stored_run import (
     StoredRun,
     load_run_model,
@@ -105,12 +108,22 @@ def find_speaker(address: str) -> FoundSpeaker:
         )
     export = path / "export"
     # only the run itself can build a random base again
-    if (export / "config.json").is_file() or named_base(export) is not None:
+    usable = (export / "config.json").is_file() or named_base(export) is not None
+    if usable and not _is_outdated(export, path):
         return _find_folder(address, export)
     if path.is_dir() and not any(path.glob("*config.json")):
         run = open_run(path)
         return FoundSpeaker(address, run.source, run=run)
     return _find_folder(address, path if path.is_dir() else None)
+
+
+def _is_outdated(export: Path, run: Path) -> bool:
+    """Whether training went on after an export: a run that has ended exports what it should."""
+    status, step = read_status(run / "status.json"), exported_step(export)
+    if step is None or status is None or status.state == "finished":
+        return False
+    newest = newest_checkpoint(run / "checkpoints")
+    return newest is not None and newest.step > step
 
 
 def find_base(recipe: Recipe) -> FoundSpeaker:
