@@ -12,7 +12,7 @@ from ndtrain.plan.checks import check_model
 from ndtrain.plan.decide import combine, try_plan
 from ndtrain.plan.facts import ModelFacts
 from ndtrain.plan.hardware import Cluster, build_cluster, calibration
-from ndtrain.plan.machines import Machines, cluster_for
+from ndtrain.plan.machines import Machines, cluster_for, host_cluster
 from ndtrain.plan.model_facts import find_facts
 from ndtrain.plan.numbers import either
 from ndtrain.plan.plan import ParallelPlan, rows_of_step
@@ -52,6 +52,7 @@ class Planned:
         left_out: meshes that work for the model, and cannot hold so many rows a step.
         ways: where no mesh fits, changes with which one does.
         assumed: no GPU was named or found.
+        on_host: the recipe on this machine's CPU, where it would run there.
     """
 
     recipe: Recipe
@@ -64,6 +65,7 @@ class Planned:
     rows: int
     left_out: tuple[ParallelPlan, ...]
     ways: tuple[Way, ...] = ()
+    on_host: Candidate | None = None
 
     def pick(self, number: int) -> Candidate:
         """The candidate with a number of the list.
@@ -116,7 +118,12 @@ def plan_recipe(loaded: LoadedRecipe, machines: Machines, *, assumed_gpu: str) -
     own = _own(recipe, facts, cluster, constants)
     ranked = _own_first(found, own)
     ways = () if found[0].fits else tuple(ways_to_fit(held, facts, cluster, constants))
-    return Planned(recipe, facts, cluster, constants, ranked, own, assumed, rows, without, ways)
+    on_host = None
+    if assumed and (ranks == 1 or recipe.device == "cpu"):
+        on_host = _own(recipe, facts, host_cluster(ranks), constants)
+    return Planned(
+        recipe, facts, cluster, constants, ranked, own, assumed, rows, without, ways, on_host
+    )
 
 
 def _own_first(found: Sequence[Candidate], own: Candidate | None) -> tuple[Candidate, ...]:
@@ -190,6 +197,8 @@ def plan_text(
         assumed=planned.assumed,
         on_cpu=planned.recipe.device == "cpu",
     )
+    if planned.on_host is not None:
+        yield _host_line(planned.on_host)
     best = shown[0]
     yield describe_scores(facts, planned.recipe.sequence_len, best)
     yield ""
@@ -239,6 +248,13 @@ def plan_json(planned: Planned, shown: Sequence[Candidate]) -> dict[str, Any]:
         "meshes": [candidate_json(facts, candidate, cluster) for candidate in shown],
         "recipe": None if own is None else candidate_json(facts, own, cluster),
     }
+
+
+def _host_line(own: Candidate) -> str:
+    ranks = own.parallel.world_size
+    each = "" if ranks == 1 else f" in each of {ranks} processes"
+    verdict = "" if own.fits else f", of which {own.limit_gib:.1f} are there"
+    return f"On this machine's CPU it needs {own.memory.total / 2**30:.1f} GiB{each}{verdict}."
 
 
 def _own_line(planned: Planned, own: Candidate) -> str:

@@ -144,7 +144,7 @@ class Setting:
         """
         parallel = self.parallel
         alone = parallel.dp_replicate * parallel.dp_shard * parallel.cp == 1
-        return self.own_shards and alone and self.on_gpu and self.accumulation == 1
+        return self.own_shards and alone and self.accumulation == 1
 
     @property
     def fsdp(self) -> int:

@@ -81,6 +81,16 @@ def test_a_recipe_for_a_cpu_is_not_promised_the_speed_of_a_gpu_without_a_word(re
     )
 
 
+def test_what_a_recipe_needs_on_this_machines_cpu_is_told_beside_the_assumed_gpu(recipe, capsys):
+    small = ["base_model=HuggingFaceTB/SmolLM2-135M", "sequence_len=512", "dp_shard_size=1"]
+    plan(recipe, overrides=small, world_size=1)
+
+    line = next(one for one in capsys.readouterr().out.splitlines() if "machine's CPU" in one)
+    needed = re.fullmatch(r"On this machine's CPU it needs (\d+\.\d) GiB\.", line)
+    assert needed is not None
+    assert 1 < float(needed[1]) < 8
+
+
 def test_a_memory_size_borrows_rates_and_says_whose(recipe, capsys):
     plan(recipe, world_size=8, gpu="48GB")
 
