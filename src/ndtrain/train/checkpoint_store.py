@@ -5,6 +5,7 @@ import os
 import pickle
 import shutil
 from collections.abc import Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +41,20 @@ _INDEX_TYPES = {
 }
 
 
+def _enum_member(kind: Any, name: str) -> Any:
+    """A member of an index's enum, which early releases of Python 3.11 pickle as a `getattr`."""
+    if isinstance(kind, type) and issubclass(kind, Enum) and name in kind.__members__:
+        return kind[name]
+    raise pickle.UnpicklingError(f"'{name}' is no member of an enum of a checkpoint's index")
+
+
 class _IndexUnpickler(pickle.Unpickler):
     """Reads the index of tensors, and nothing that could run code."""
 
     def find_class(self, module: str, name: str) -> Any:
         """The types an index consists of."""
+        if (module, name) == ("builtins", "getattr"):
+            return _enum_member
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_dtype or name in _INDEX_TYPES.get(module, ()):
             return super().find_class(module, name)

@@ -1,5 +1,6 @@
 """Saving and loading in one process: exactness, failures, rotation, safety."""
 
+import io
 import os
 import pickle
 import threading
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -217,6 +219,27 @@ def test_an_index_cannot_run_code(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="has no place in a checkpoint's index"):
         store.read_index(tmp_path)
     assert not (tmp_path / "made").exists()
+
+
+class ByAttribute:
+    """Pickled as an attribute of something, as early releases of Python 3.11 pickle enums."""
+
+    def __init__(self, owner: object, name: str) -> None:
+        self.owner, self.name = owner, name
+
+    def __reduce__(self) -> tuple[object, tuple[object, str]]:
+        return getattr, (self.owner, self.name)
+
+
+def test_an_index_may_hold_members_of_its_enum_by_name(tmp_path: Path) -> None:
+    kind = store._IndexUnpickler(
+        io.BytesIO(pickle.dumps(ByAttribute(_MEM_FORMAT_ENCODING, "TORCH_CHANNELS_LAST")))
+    )
+    assert kind.load() is _MEM_FORMAT_ENCODING.TORCH_CHANNELS_LAST
+    for owner, name in ((_MEM_FORMAT_ENCODING, "__class__"), (Metadata, "__init__")):
+        (tmp_path / ".metadata").write_bytes(pickle.dumps(ByAttribute(owner, name)))
+        with pytest.raises(CheckpointError, match=f"'{name}' is no member of an enum"):
+            store.read_index(tmp_path)
 
 
 def test_an_unwritable_run_directory_fails_before_training(
