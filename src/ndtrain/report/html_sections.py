@@ -77,7 +77,7 @@ def _memory(run: RecordedRun) -> str:
         for place, (name, gib) in enumerate(shown)
     )
     keys = "".join(
-        f'<span><b class="part-{place}"></b>{escape(name)} {gib:.3g}</span>'
+        f'<span><b class="part-{place}"></b>{escape(name)} {gib:.3g} GiB</span>'
         for place, (name, gib) in enumerate(shown)
     )
     # The summary's words and numbers, where there is a prediction to judge.
@@ -86,11 +86,15 @@ def _memory(run: RecordedRun) -> str:
     if verdict is not None:
         predicted, peak = verdict.predicted_gib, verdict.measured_gib
     words = compare_memory(predicted, peak) if peak else f"{predicted:.2f} GiB predicted"
+    found = ""
+    if peak:
+        found = (
+            '<div class="of">measured</div><div class="bar">'
+            f'<i class="measured" style="width:{100 * peak / widest:.2f}%"></i></div>'
+        )
     return (
-        f'<div class="card">{words}<div class="bar" title="predicted">{bars}</div>'
-        f'<div class="bar" title="measured">'
-        f'<i class="part-6" style="width:{100 * peak / widest:.2f}%"></i></div>'
-        f'<div class="keys">{keys}</div></div>'
+        f'<div class="card">{words}<div class="of">predicted, by what it is for</div>'
+        f'<div class="bar">{bars}</div><div class="keys">{keys}</div>{found}</div>'
     )
 
 

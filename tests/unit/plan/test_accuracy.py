@@ -85,5 +85,6 @@ def test_runs_left_out_of_the_fit_are_predicted_too(capsys, monkeypatch):
     assert largest
     memory, memory_apart, time, time_apart = map(float, largest.groups())
     assert memory < memory_apart < 10
-    assert time < time_apart < 15
-    assert printed.count("order as measured") == printed.count(": yes") == 6
+    # printed with one digit, in which the two may be equal
+    assert time <= time_apart < 15
+    assert printed.count("order as measured") == printed.count(": yes") == 7

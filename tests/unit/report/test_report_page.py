@@ -86,6 +86,10 @@ def test_the_page_tells_the_run(finished):
 def test_planned_and_measured_memory_stand_side_by_side(finished):
     page = render_page(read_run(finished.path))
     assert "3.00 GiB predicted, 1.50 measured (+100.0 %)" in page
+    # each bar is named, and the second one has a colour that no part has
+    planned, measured = page.split('<div class="of">')[1:3]
+    assert planned.startswith("predicted, by what it is for</div>")
+    assert measured.startswith('measured</div><div class="bar"><i class="measured" style="width:50')
 
 
 def test_the_page_says_what_the_summary_says_of_memory(finished):
