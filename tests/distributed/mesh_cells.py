@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 
+from ndtrain.data.batch import MicroBatch
 from ndtrain.data.prepare import prepare
 from ndtrain.launch import LaunchOptions, launch
 from ndtrain.model.byte_tokenizer import build_byte_tokenizer
@@ -23,6 +25,8 @@ from ndtrain.recipe.schema import Recipe
 from ndtrain.train.cells import Cell, CellsJob, Trace, run_cells
 
 STEPS = 5
+MICRO_TOKENS = 8
+"""Of the one row of `micro_batch`."""
 VOCABULARY = 97
 """Divides by nothing, so that every split of the vocabulary is uneven."""
 
@@ -86,6 +90,14 @@ def write_rows(path: Path, *, rows: int = 40, longest: int = 32, seed: int = 0) 
             labels = [-100] * (length - trained) + ids[length - trained :]
             file.write(json.dumps({"input_ids": ids, "labels": labels}) + "\n")
     return path
+
+
+def micro_batch(number: int) -> MicroBatch:
+    """A row of this data rank: every rank and every pass has its own."""
+    ids = 3 + torch.arange(MICRO_TOKENS)[None] * (number + 3) % 90
+    row = torch.zeros(1, MICRO_TOKENS, dtype=torch.long)
+    places = torch.arange(MICRO_TOKENS)[None]
+    return MicroBatch(ids, torch.roll(ids, -1), places, row, row_ids=torch.tensor([number]))
 
 
 def tiny_recipe(data: Path, architecture: str = "llama", **keys: Any) -> Recipe:

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 from forked import run_forked
-from mesh_cells import plan_of, source_of, tiny_recipe, with_mesh
+from mesh_cells import MICRO_TOKENS, micro_batch, plan_of, source_of, tiny_recipe, with_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ndtrain.data.batch import MicroBatch
 from ndtrain.data.loader import StepBatch
 from ndtrain.parallel.mesh import build_mesh
 from ndtrain.recipe.schema import Recipe
@@ -25,7 +24,6 @@ two blocks, head and the last norm."""
 OTHERS = 2
 """All-reduces of a step beside those of gradients: the loss and the norm; with tp, the norm of
 parts that tp does not split once more."""
-LENGTH = 8
 
 
 class Sent(TorchDispatchMode):
@@ -40,14 +38,6 @@ class Sent(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def micro_batch(number: int) -> MicroBatch:
-    """A row of this data rank: every rank and every pass has its own."""
-    ids = 3 + torch.arange(LENGTH)[None] * (number + 3) % 90
-    row = torch.zeros(1, LENGTH, dtype=torch.long)
-    places = torch.arange(LENGTH)[None]
-    return MicroBatch(ids, torch.roll(ids, -1), places, row, row_ids=torch.tensor([number]))
-
-
 def step(rank: int, recipes: Mapping[str, Recipe]) -> dict[str, Any]:
     """Of each recipe: what was sent for gradients, and the gradients themselves."""
     found = {}
@@ -57,7 +47,7 @@ def step(rank: int, recipes: Mapping[str, Recipe]) -> dict[str, Any]:
         engine = assemble(recipe, source_of(recipe), mesh)
         own = rank // (plan.cp * plan.tp) * PASSES
         micro = tuple(micro_batch(own + number) for number in range(PASSES))
-        tokens = LENGTH * PASSES * plan.data_ranks
+        tokens = MICRO_TOKENS * PASSES * plan.data_ranks
         batch = StepBatch(micro, tokens, tokens, 0, PASSES, 0.0)
         with Sent() as sent:
             accumulate_gradients(engine, batch, 0, 1.0)

@@ -8,18 +8,16 @@ from typing import Any
 import pytest
 import torch
 from forked import run_forked
-from mesh_cells import plan_of, source_of, tiny_recipe
+from mesh_cells import MICRO_TOKENS, micro_batch, plan_of, source_of, tiny_recipe
 from torch.distributed.fsdp import FSDPModule
 from torch.profiler import profile
 
-from ndtrain.data.batch import MicroBatch, StepBatch
+from ndtrain.data.batch import StepBatch
 from ndtrain.model.regions import local_tensor
 from ndtrain.parallel.mesh import build_mesh
 from ndtrain.recipe.schema import Recipe
 from ndtrain.train.assemble import Engine, assemble
 from ndtrain.train.step import accumulate_gradients, update
-
-LENGTH = 8
 
 
 def elements_of(operations: Iterable[Any], *names: str) -> int:
@@ -28,15 +26,9 @@ def elements_of(operations: Iterable[Any], *names: str) -> int:
 
 
 def batch(passes: int = 2) -> StepBatch:
-    micro = []
-    for number in range(passes):
-        ids = 3 + torch.arange(LENGTH)[None] * (number + 3) % 90
-        row = torch.zeros(1, LENGTH, dtype=torch.long)
-        places = torch.arange(LENGTH)[None]
-        number_of_row = torch.tensor([number])
-        micro.append(MicroBatch(ids, torch.roll(ids, -1), places, row, row_ids=number_of_row))
-    tokens = LENGTH * passes
-    return StepBatch(tuple(micro), tokens, tokens, 0, passes, 0.0)
+    micro = tuple(micro_batch(number) for number in range(passes))
+    tokens = MICRO_TOKENS * passes
+    return StepBatch(micro, tokens, tokens, 0, passes, 0.0)
 
 
 def built(recipe: Recipe) -> Engine:

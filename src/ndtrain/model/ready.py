@@ -74,6 +74,11 @@ def _downloaded(source: ModelSource, trust_remote_code: bool, where: str) -> Mod
     return ModelSource("hub", source.name, folder, config, source.revision)
 
 
+def _no_folder(name: str) -> str:
+    """How a message begins where a hub id is rather meant as a folder."""
+    return f"there is no folder '{name}' here, and " if looks_like_folder(name) else ""
+
+
 def _snapshot(name: str, revision: str | None, wanted: Sequence[str], where: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
@@ -108,9 +113,8 @@ def _snapshot(name: str, revision: str | None, wanted: Sequence[str], where: str
             hint="Name a branch, tag or commit of its repository.",
         ) from error
     except RepositoryNotFoundError as error:
-        local = f"there is no folder '{name}' here, and " if looks_like_folder(name) else ""
         raise MeshError(
-            f"{local}the hub has no model '{name}', or it is private.",
+            f"{_no_folder(name)}the hub has no model '{name}', or it is private.",
             where=where,
             hint="Check the spelling; for a private model run hf auth login first.",
         ) from error
@@ -118,9 +122,8 @@ def _snapshot(name: str, revision: str | None, wanted: Sequence[str], where: str
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         if is_offline():
             reason = "it is not in the local hub cache, and the hub is switched off"
-        local = f"there is no folder '{name}' here, and " if looks_like_folder(name) else ""
         raise MeshError(
-            f"{local}the model '{name}' cannot be downloaded: {reason.rstrip('.')}.",
+            f"{_no_folder(name)}the model '{name}' cannot be downloaded: {reason.rstrip('.')}.",
             where=where,
             hint="Check the network, or name a folder or .gguf file on this machine.",
         ) from error

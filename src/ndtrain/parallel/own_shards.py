@@ -6,7 +6,7 @@ is computed with: the shard, or, where it is computed in another dtype, one copy
 """
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Collection
 from functools import partial
 
 import torch
@@ -34,27 +34,27 @@ def use_own_shards(model: nn.Module, *, gradients: bool) -> None:
     for unit in reversed(list(model.modules())):
         if not isinstance(unit, FSDPModule):
             continue
-        own = [p for p in unit.parameters() if isinstance(p, DTensor) and p not in seen]
-        seen.update(own)
-        copies = _Copies()
+        own = {p for p in unit.parameters() if isinstance(p, DTensor)} - seen
+        seen |= own
+        arriving = _Gradients()
+        copies = _Copies(arriving)
         for parameter in own:
             shard = parameter._local_tensor  # where FSDP looks for extensions
             if type(shard) is torch.Tensor and shard.is_floating_point():
                 copies.stand_in_for_gathering(shard)
         if gradients:
-            _take_gradients(unit, own, copies)
-
-
-def _nothing() -> None:
-    pass
+            _take_gradients(unit, own, arriving)
 
 
 class _Copies:
-    """What one unit computes with. FSDP asks for all its parameters, then takes them one by one."""
+    """What one unit computes with. FSDP asks for all its parameters, then takes them one by one.
 
-    def __init__(self) -> None:
-        self.when_asked: Callable[[], None] = _nothing
-        """Called when a pass begins to use the unit."""
+    Args:
+        gradients: of the unit, told when a pass begins to use it.
+    """
+
+    def __init__(self, gradients: "_Gradients") -> None:
+        self._gradients = gradients
         self._asked = 0
         self._targets: list[torch.Tensor] = []
         self._shards: list[torch.Tensor] = []
@@ -69,7 +69,7 @@ class _Copies:
 
     def _ask(self, nothing: torch.Tensor, _mesh: object) -> tuple[tuple[torch.Tensor, ...], None]:
         if self._asked == 0:
-            self.when_asked()
+            self._gradients.begin()
         self._asked += 1
         return (nothing,), None
 
@@ -107,41 +107,45 @@ class _Copies:
 class _Gradients:
     """Hands a unit's gradients to its parameters. FSDP takes those that are not handed over.
 
-    Args:
-        small: parameters whose gradients are small and have to be cast: all at once, when the last
-            of them is there. Where some do not arrive, as of experts that no token went to, FSDP
-            finds the others where autograd left them.
+    Small ones that have to be cast are so all at once, when the last of them is there. Where some
+    do not arrive, as of experts that no token went to, FSDP finds the others where autograd left
+    them.
     """
 
-    def __init__(self, small: int) -> None:
-        self._small = small
+    def __init__(self) -> None:
+        self._together = 0
         self._waiting: list[tuple[nn.Parameter, torch.Tensor]] = []
+
+    def hand_over(self, parameter: nn.Parameter, computed: torch.Tensor) -> None:
+        """Put gradients of what is computed with on its parameter from now on."""
+        together = parameter.dtype != computed.dtype and parameter.numel() < _CAST_ALONE
+        self._together += together
+        hook = self._wait if together else self._take
+        take = partial(hook, parameter)
+        computed.register_post_accumulate_grad_hook(take)  # type: ignore[no-untyped-call]
 
     def begin(self) -> None:
         """Forget what the last pass left to FSDP."""
         self._waiting = []
 
     @torch.no_grad()
-    def take(self, parameter: nn.Parameter, computed: torch.Tensor) -> None:
-        """Take the gradient of what is computed with at once."""
+    def _take(self, parameter: nn.Parameter, computed: torch.Tensor) -> None:
         assert computed.grad is not None
         gradient, computed.grad = computed.grad.to(parameter.dtype), None
         _add_gradient(parameter, gradient)
 
     @torch.no_grad()
-    def wait(self, parameter: nn.Parameter, computed: torch.Tensor) -> None:
-        """Take the gradient together with those of the other small ones."""
+    def _wait(self, parameter: nn.Parameter, computed: torch.Tensor) -> None:
         self._waiting.append((parameter, computed))
-        if len(self._waiting) < self._small:
+        if len(self._waiting) < self._together:
             return
         # FSDP may have taken some already
-        waiting = [(one, found.grad, found) for one, found in self._waiting]
+        there = [(one, made, made.grad) for one, made in self._waiting if made.grad is not None]
         self._waiting = []
-        there = [(one, grad, found) for one, grad, found in waiting if grad is not None]
-        cast = [torch.empty_like(grad, dtype=one.dtype) for one, grad, _ in there]
-        torch._foreach_copy_(cast, [grad for _, grad, _ in there])
-        for (one, _, found), gradient in zip(there, cast, strict=True):
-            found.grad = None
+        cast = [torch.empty_like(grad, dtype=one.dtype) for one, _, grad in there]
+        torch._foreach_copy_(cast, [grad for _, _, grad in there])
+        for (one, made, _), gradient in zip(there, cast, strict=True):
+            made.grad = None
             _add_gradient(one, gradient)
 
 
@@ -160,31 +164,12 @@ def _add_gradient(parameter: nn.Parameter, gradient: torch.Tensor) -> None:
     )
 
 
-def _take_gradients(unit: FSDPModule, parameters: Iterable[nn.Parameter], copies: _Copies) -> None:
-    """Hand gradients of what is computed with to the parameters themselves."""
+def _take_gradients(unit: FSDPModule, own: Collection[nn.Parameter], arriving: _Gradients) -> None:
+    """Hand over gradients of what a unit computes with, but for parts of split parameters."""
     assert isinstance(unit, nn.Module)
-    places = {
-        parameter: (module, name)
-        for module in unit.modules()
-        for name, parameter in module.named_parameters(recurse=False)
-    }
+    sharded = list(unit.parameters())
     unit.unshard()
-    trained = [
-        (parameter, getattr(module, name))
-        for parameter in parameters
-        if parameter.requires_grad
-        for module, name in [places[parameter]]
-    ]
-    plain = [(one, computed) for one, computed in trained if not isinstance(computed, DTensor)]
-    small = [one for one, computed in plain if _is_cast_with_others(one, computed)]
-    gradients = _Gradients(len(small))
-    copies.when_asked = gradients.begin
-    for parameter, computed in plain:
-        together = _is_cast_with_others(parameter, computed)
-        hook = gradients.wait if together else gradients.take
-        computed.register_post_accumulate_grad_hook(partial(hook, parameter))
+    for parameter, computed in zip(sharded, unit.parameters(), strict=True):
+        if parameter in own and computed.requires_grad and not isinstance(computed, DTensor):
+            arriving.hand_over(parameter, computed)
     unit.reshard()
-
-
-def _is_cast_with_others(parameter: nn.Parameter, computed: torch.Tensor) -> bool:
-    return parameter.dtype != computed.dtype and parameter.numel() < _CAST_ALONE

@@ -38,7 +38,7 @@ def apply_sharding(
         whole: frozen parameters that every rank holds whole, in the dtype they are computed in.
     """
     # one rank has nothing to sum: its gradients are not converted on the way
-    alone = is_alone(mesh)
+    alone = mesh.plan.is_alone
     policy = MixedPrecisionPolicy(
         param_dtype=compute_dtype,
         reduce_dtype=compute_dtype if alone else reduce_dtype,
@@ -66,11 +66,6 @@ def apply_sharding(
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
     _prefetch(units)
-
-
-def is_alone(mesh: Mesh) -> bool:
-    """Whether no other rank has a share of the rows, so that nothing is gathered or summed."""
-    return mesh.plan.dp_replicate * mesh.plan.dp_shard * mesh.plan.cp == 1
 
 
 def _prefetch(units: Sequence[nn.Module]) -> None:

@@ -61,6 +61,11 @@ class ParallelPlan:
         """Number of ranks that read different rows."""
         return self.dp_replicate * self.dp_shard
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other rank has a share of the rows: nothing is gathered or summed then."""
+        return self.data_ranks * self.cp == 1
+
     def coordinates(self, rank: int) -> dict[str, int]:
         """Where `rank` stands on each axis."""
         place = {}

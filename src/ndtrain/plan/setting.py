@@ -142,9 +142,7 @@ class Setting:
         Those that are summed over ranks come from another stream, whose memory is its own; and
         those of a step's first micro-batch are there before the second one's activations.
         """
-        parallel = self.parallel
-        alone = parallel.dp_replicate * parallel.dp_shard * parallel.cp == 1
-        return self.own_shards and alone and self.accumulation == 1
+        return self.own_shards and self.parallel.is_alone and self.accumulation == 1
 
     @property
     def fsdp(self) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ndtrain.plan.plan import AXES, ParallelPlan
+from ndtrain.plan.report import count_of
 from ndtrain.recipe.schema import DatasetSpec
 from ndtrain.report.chart import CHART_STYLE, Series, draw_chart
 from ndtrain.report.recorded import RecordedRun
@@ -223,17 +224,15 @@ def _distance_words(found: LossDistance, untrained: int) -> str:
     if found.first is None or found.at_first is None:
         if found.newest <= untrained:
             return f"only step {found.newest}, before any update, is in common; it is equal"
-        return f"equal to the last bit over {_steps(found.shared)}"
+        return f"equal to the last bit over {count_of(found.shared, 'shared step')}"
     values = " and ".join(told_apart(*found.at_first))
     words = f"first apart at step {found.first} ({values}), "
     if found.shared == 1:
         return f"{words}{found.largest:.2e} relative, their only shared step"
-    words += f"at most {found.largest:.2e} relative apart over {_steps(found.shared)}"
+    words += (
+        f"at most {found.largest:.2e} relative apart over {count_of(found.shared, 'shared step')}"
+    )
     return words if found.step == found.first else f"{words} (step {found.step})"
-
-
-def _steps(shared: int) -> str:
-    return "1 shared step" if shared == 1 else f"{shared} shared steps"
 
 
 def told_apart(a: float, b: float) -> tuple[str, str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ndtrain.report.events import (
+    OVER,
     CheckpointSaved,
     EvalDone,
     RunEnded,
@@ -139,7 +140,8 @@ def summary_lines(
     if is_other:
         found = [f"export (of step {exported})" if name == "export" else name for name in found]
     yield f"files  {run_dir}/: {', '.join(found)}" if found else f"files  {run_dir}/"
-    if is_other and event.reason not in _WHOLE:
+    # of a run that is over export/ is as the recipe asks, also where an earlier step was better
+    if is_other and event.reason not in OVER:
         path = shlex.quote(str(run_dir))
         yield f"note   For the model of step {event.step}: ndtrain export {path} DEST"
     if next_command:
@@ -148,10 +150,6 @@ def summary_lines(
 
 def _holds_something(path: Path) -> bool:
     return path.is_file() or (path.is_dir() and any(path.iterdir()))
-
-
-_WHOLE = ("finished", "early_stopping")
-"""Ends after which export/ is as the recipe asks, also where it is of an earlier, better step."""
 
 
 def _ending(reason: str) -> str:

@@ -4,6 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
+OVER = ("finished", "early_stopping")
+"""Reasons of an end after which there is nothing left to train."""
+
 
 @dataclass(frozen=True)
 class RunStarted:

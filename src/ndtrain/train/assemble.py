@@ -31,7 +31,7 @@ from ndtrain.parallel.mesh import Mesh
 from ndtrain.parallel.offload import apply_offload
 from ndtrain.parallel.own_shards import use_own_shards
 from ndtrain.parallel.recompute import apply_compile, apply_recompute, ask_for_gradients
-from ndtrain.parallel.shard import GradientSync, apply_sharding, is_alone
+from ndtrain.parallel.shard import GradientSync, apply_sharding
 from ndtrain.parallel.tensor import SplitPlan, apply_tensor_parallel, local_vocabulary
 from ndtrain.parallel.tiled import apply_tiled_mlp
 from ndtrain.plan.model_source import ModelSource
@@ -236,7 +236,7 @@ def assemble(recipe: Recipe, source: ModelSource, mesh: Mesh, *, num_tokens: int
     )
     adapter = Path(recipe.lora_model_dir).expanduser() if recipe.lora_model_dir else None
     load_weights(model, source, seed=recipe.seed, device=mesh.device, adapter=adapter)
-    if is_alone(mesh):
+    if plan.is_alone:
         use_own_shards(trainable, gradients=not recipe.optimizer_in_backward)
     trainable.train()
     named = list(model.named_parameters())

@@ -11,7 +11,7 @@ from typing import Protocol
 from ndtrain.data.batch import StepBatch
 from ndtrain.errors import ExitCode
 from ndtrain.launch.status import StatusWriter
-from ndtrain.report.events import CheckpointSaved, EvalDone, Event, Notice, StepDone
+from ndtrain.report.events import OVER, CheckpointSaved, EvalDone, Event, Notice, StepDone
 from ndtrain.train.assemble import Engine
 from ndtrain.train.checkpoint import Checkpointer
 from ndtrain.train.deferred import (
@@ -87,7 +87,7 @@ class Outcome:
     @property
     def is_over(self) -> bool:
         """Whether there is nothing left to train."""
-        return self.reason in ("finished", "early_stopping")
+        return self.reason in OVER
 
 
 def fit(run: Run) -> Outcome:

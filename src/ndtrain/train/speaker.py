@@ -23,6 +23,7 @@ from ndtrain.model.weights import load_weights
 from ndtrain.plan.model_source import ModelSource, find_address, find_model, is_hub_id
 from ndtrain.recipe.schema import Recipe
 from ndtrain.report.model_card import exported_step
+from ndtrain.report.run_directory import RunDirectory
 from ndtrain.train.checkpoint_files import newest_checkpoint
 from ndtrain.train.stored_run import (
     StoredRun,
@@ -119,10 +120,10 @@ def find_speaker(address: str) -> FoundSpeaker:
 
 def _is_outdated(export: Path, run: Path) -> bool:
     """Whether training went on after an export: a run that has ended exports what it should."""
-    status, step = read_status(run / "status.json"), exported_step(export)
+    status, step = read_status(RunDirectory(run).status), exported_step(export)
     if step is None or status is None or status.state == "finished":
         return False
-    newest = newest_checkpoint(run / "checkpoints")
+    newest = newest_checkpoint(RunDirectory(run).checkpoints)
     return newest is not None and newest.step > step
 
 
