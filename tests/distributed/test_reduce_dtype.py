@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from forked import run_forked
-from mesh_cells import plan_of, source_of, tiny_recipe, with_mesh
-from test_gradient_sync import LENGTH, PASSES, UNITS, micro_batch
+from mesh_cells import MICRO_TOKENS, micro_batch, plan_of, source_of, tiny_recipe, with_mesh
+from test_gradient_sync import PASSES, UNITS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ndtrain.data.loader import StepBatch
@@ -46,7 +46,7 @@ def train(rank: int, recipes: Mapping[str, Recipe]) -> dict[str, Any]:
         plan = plan_of(recipe).parallel
         engine = assemble(recipe, source_of(recipe), build_mesh(plan, torch.device("cpu")))
         micro = tuple(micro_batch(rank * PASSES + number) for number in range(PASSES))
-        tokens = LENGTH * PASSES * plan.data_ranks
+        tokens = MICRO_TOKENS * PASSES * plan.data_ranks
         batch = StepBatch(micro, tokens, tokens, 0, PASSES, 0.0)
         losses = []
         for step in range(STEPS):
