@@ -1,7 +1,7 @@
 # The chores of this repository; each works from a fresh clone.
 #
 #   make install     .venv with the pinned versions and the development tools
-#   make check       format, lint, types, layers
+#   make check       format, lint, types, layers, and that every test module loads
 #   make test        the fast tiers (also what CI runs); prints its time
 #   make test-all    everything, the slow mesh matrix and faults included
 #   make test-install    wheel and sdist in clean environments, away from the checkout
@@ -66,6 +66,7 @@ check:
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m mypy
 	$(BIN)lint-imports
+	@found=$$($(PYTHON) -m pytest --collect-only $(TESTS)) || { echo "$$found" | tail -n 40; exit 1; }
 
 format:
 	$(PYTHON) -m ruff format .
