@@ -132,3 +132,17 @@ def adapter_targets_given_once(recipe: Recipe) -> Problem | None:
     if recipe.lora_target_linear and isinstance(pattern, str) and pattern != "all-linear":
         return both_given("lora_target_modules", "lora_target_linear")
     return None
+
+
+def adapter_has_targets(recipe: Recipe) -> Problem | None:
+    """An empty list of `lora_target_modules` adapts nothing, without `lora_target_linear`."""
+    if recipe.adapter is None or recipe.lora_target_linear or recipe.lora_target_modules is None:
+        return None
+    if recipe.lora_target_modules:
+        return None
+    return Problem(
+        ("lora_target_modules",),
+        "names no module.",
+        "Remove it for the usual ones, or write all-linear.",
+        also=("lora_target_linear",),
+    )

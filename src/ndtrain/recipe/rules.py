@@ -7,7 +7,7 @@ the tests ask for an example that passes and one that fails.
 
 from collections.abc import Callable, Iterator
 
-from ndtrain.recipe import data_rules, model_rules, training_rules
+from ndtrain.recipe import data_rules, model_rules, optimizer_rules, training_rules
 from ndtrain.recipe.problem import Problem
 from ndtrain.recipe.schema import Recipe
 
@@ -16,6 +16,8 @@ Rule = Callable[[Recipe], Problem | None]
 RULES: tuple[Rule, ...] = (
     training_rules.optimizer_exists,
     training_rules.schedule_exists,
+    optimizer_rules.optim_args_are_known,
+    optimizer_rules.patterns_can_be_read,
     training_rules.trackers_exist,
     training_rules.profile_names_its_steps,
     data_rules.dataset_types_exist,
@@ -39,6 +41,7 @@ RULES: tuple[Rule, ...] = (
     training_rules.best_model_needs_evaluation,
     training_rules.saving_the_best_needs_evaluation,
     training_rules.evaluation_needs_rows,
+    training_rules.eval_length_needs_rows_of_its_own,
     training_rules.sample_prompts_need_evaluation,
     model_rules.lora_keys_need_an_adapter,
     model_rules.qlora_needs_four_bits,
@@ -46,6 +49,7 @@ RULES: tuple[Rule, ...] = (
     model_rules.adapters_start_from_a_seed,
     model_rules.one_quantisation,
     model_rules.adapter_targets_given_once,
+    model_rules.adapter_has_targets,
     data_rules.jinja_template_given,
     data_rules.shares_or_counts,
     data_rules.all_or_no_weights,

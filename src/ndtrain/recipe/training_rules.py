@@ -70,8 +70,11 @@ def save_strategy_agrees(recipe: Recipe) -> Problem | None:
     for key in ("save_steps", "saves_per_epoch"):
         if getattr(recipe, key) is not None and strategy in ("no", "epoch"):
             return Problem((key,), f"contradicts save_strategy: {strategy}.", "Remove one.")
-    if strategy == "steps" and recipe.save_steps is None:
-        return Problem(("save_strategy",), "'steps' needs save_steps.", also=("save_steps",))
+    if strategy == "steps" and recipe.save_steps is None and recipe.saves_per_epoch is None:
+        also = ("save_steps", "saves_per_epoch")
+        return Problem(
+            ("save_strategy",), "'steps' needs save_steps or saves_per_epoch.", also=also
+        )
     return None
 
 
@@ -81,8 +84,11 @@ def eval_strategy_agrees(recipe: Recipe) -> Problem | None:
     for key in ("eval_steps", "evals_per_epoch"):
         if getattr(recipe, key) is not None and strategy in ("no", "epoch"):
             return Problem((key,), f"contradicts eval_strategy: {strategy}.", "Remove one.")
-    if strategy == "steps" and recipe.eval_steps is None:
-        return Problem(("eval_strategy",), "'steps' needs eval_steps.", also=("eval_steps",))
+    if strategy == "steps" and recipe.eval_steps is None and recipe.evals_per_epoch is None:
+        also = ("eval_steps", "evals_per_epoch")
+        return Problem(
+            ("eval_strategy",), "'steps' needs eval_steps or evals_per_epoch.", also=also
+        )
     return None
 
 
@@ -113,12 +119,23 @@ def saving_the_best_needs_evaluation(recipe: Recipe) -> Problem | None:
 
 
 def evaluation_needs_rows(recipe: Recipe) -> Problem | None:
-    """A number of evaluations needs evaluation rows."""
-    for key in ("eval_steps", "evals_per_epoch"):
-        problem = _needs_evaluation(recipe, key)
-        if problem:
-            return problem
-    return None
+    """A number of evaluations needs evaluation rows, and so does an `eval_strategy` but `no`."""
+    keys = ["eval_steps", "evals_per_epoch"]
+    if recipe.eval_strategy != "no":
+        keys.append("eval_strategy")
+    return next(filter(None, (_needs_rows(recipe, key) for key in keys)), None)
+
+
+def eval_length_needs_rows_of_its_own(recipe: Recipe) -> Problem | None:
+    """Rows of `val_set_size` are as long as trained ones: `eval_sequence_len` is for others."""
+    if recipe.eval_sequence_len in (None, recipe.sequence_len) or recipe.test_datasets:
+        return None
+    return Problem(
+        ("eval_sequence_len",),
+        "is the length of rows of test_datasets, and there are none.",
+        "Remove it, or name test_datasets.",
+        also=("test_datasets", "sequence_len"),
+    )
 
 
 def budget_needs_the_compiler(recipe: Recipe) -> Problem | None:
@@ -242,6 +259,17 @@ def half_sums_need_half_gradients(recipe: Recipe) -> Problem | None:
 
 
 def _needs_evaluation(recipe: Recipe, key: str) -> Problem | None:
+    if getattr(recipe, key) and recipe.eval_strategy == "no":
+        return Problem(
+            (key,),
+            "needs evaluations, and eval_strategy: no makes none.",
+            "Remove eval_strategy.",
+            also=("eval_strategy",),
+        )
+    return _needs_rows(recipe, key)
+
+
+def _needs_rows(recipe: Recipe, key: str) -> Problem | None:
     has_rows = bool(recipe.val_set_size or recipe.test_datasets)
     if getattr(recipe, key) and not has_rows:
         return Problem(

@@ -19,6 +19,19 @@ OPTIMIZERS = (
 LOW_BIT_OPTIMIZERS = ("adamw_torch_fused", "adamw_torch")
 """Optimizers that can keep their states in fewer bits, and round bf16 weights by chance."""
 
+OPTIMIZER_ARGS = {
+    "adamw_torch_fused": ("amsgrad",),
+    "adamw_torch": ("amsgrad",),
+    "adam": ("amsgrad", "decoupled_weight_decay"),
+    "adamax": (),
+    "nadam": ("momentum_decay", "decoupled_weight_decay"),
+    "radam": ("decoupled_weight_decay",),
+    "sgd": ("momentum", "dampening", "nesterov"),
+    "adagrad": ("lr_decay", "initial_accumulator_value", "eps"),
+    "rmsprop": ("alpha", "eps", "momentum", "centered"),
+}
+"""What `optim_args` may hold: what changes the result and is no key of its own."""
+
 SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine", "wsd")
 
 DATASET_TYPES = ("alpaca", "chat_template", "sharegpt", "completion", "input_output")

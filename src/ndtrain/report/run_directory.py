@@ -112,6 +112,13 @@ class RunDirectory:
         """
         if not self.path.exists():
             return None
+        whole, here = self.path.resolve(), Path.cwd()
+        if whole == here or whole in here.parents:
+            raise CheckpointError(
+                "is the folder where you are, or one above it, and cannot be moved aside.",
+                where=str(self.path),
+                hint="Set output_dir to a folder of the run's own, such as runs/first.",
+            )
         number = 1
         while (aside := self.path.with_name(f"{self.path.name}.{number}")).exists():
             number += 1

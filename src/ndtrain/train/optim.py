@@ -19,6 +19,7 @@ from ndtrain.errors import RecipeError
 from ndtrain.recipe.schema import Recipe
 from ndtrain.recipe.words import LOW_BIT_OPTIMIZERS
 from ndtrain.train.low_bit_adam import LowBitAdamW
+from ndtrain.train.timetable import steps_of
 
 OptimizerFactory = Callable[[list[dict[str, Any]], Recipe], Optimizer]
 
@@ -127,7 +128,7 @@ def learning_rate_factor(recipe: Recipe, step: int, total_steps: int) -> float:
     """
     warmup = recipe.warmup_steps
     if warmup is None:
-        warmup = math.ceil((recipe.warmup_ratio or 0.0) * total_steps)
+        warmup = steps_of(recipe.warmup_ratio or 0.0, total_steps)
     if step < warmup:
         return (step + 1) / warmup
     return SCHEDULES[recipe.lr_scheduler](step - warmup, total_steps - warmup, recipe)

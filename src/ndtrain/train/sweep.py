@@ -24,9 +24,12 @@ from ndtrain.plan.model_facts import find_facts
 from ndtrain.plan.validate import ranks_to_start
 from ndtrain.recipe.document import parse_document, read_text
 from ndtrain.recipe.load import load_recipe
-from ndtrain.recipe.problem import Places
+from ndtrain.recipe.problem import Places, parse_dotted
+from ndtrain.recipe.schema import Recipe
 from ndtrain.report.atomic import replace_text, write_failure
 from ndtrain.report.recorded import read_run
+from ndtrain.report.run_directory import RunDirectory
+from ndtrain.report.wording import value_change
 
 PAIRED = "_"
 """Key of the values that change together."""
@@ -97,7 +100,7 @@ def run_sweep(
 
     base = run_folder(load_recipe(recipe, overrides))
     runs = plan_runs(read_sweep(sweep_file), base, overrides)
-    check_runs(recipe, runs)
+    check_runs(recipe, runs, continues="--restart" not in options)
     if dry_run:
         for run in runs:
             print(f"\n== {run.name}: {_shown(run.values)}", flush=True)
@@ -200,8 +203,13 @@ def plan_runs(sets: Sequence[Values], base: Path, overrides: Sequence[str]) -> l
     return runs
 
 
-def check_runs(recipe: Path, runs: Sequence[SweepRun]) -> None:
+def check_runs(recipe: Path, runs: Sequence[SweepRun], *, continues: bool = True) -> None:
     """Load and plan every run.
+
+    Args:
+        recipe: the recipe's file.
+        runs: the sweep's.
+        continues: go on with what stands in the runs' folders.
 
     Raises:
         Problems: everything that is wrong, each with the run it is wrong for.
@@ -219,10 +227,33 @@ def check_runs(recipe: Path, runs: Sequence[SweepRun]) -> None:
                 world_size=world_size,
                 where=loaded.position,
             )
+            if continues:
+                _check_values(run, loaded.recipe)
         except NdtrainError as error:
             problems.append(RecipeError(f"{run.name} ({_shown(run.values)}):\n  {error}"))
     if problems:
         raise Problems(problems)
+
+
+def _check_values(run: SweepRun, recipe: Recipe) -> None:
+    """Folders are named by number: another list of values must not be told an older one's losses.
+
+    Raises:
+        CheckpointError: the run's folder holds a run of other values.
+    """
+    if not RunDirectory(run.folder).resolved.exists():
+        return
+    settings = read_run(run.folder).settings
+    values = recipe.model_dump(by_alias=True, mode="json")
+    for key in run.values:
+        name = str(parse_dotted(key)[0])
+        if name in settings and settings[name] != values[name]:
+            raise CheckpointError(
+                f"holds a run of other values: {value_change(name, settings[name], values[name])}.",
+                where=str(run.folder),
+                hint="Give this sweep an output_dir of its own, or add --restart, "
+                "which moves the older runs aside.",
+            )
 
 
 def _train(recipe: Path, run: SweepRun, options: Sequence[str], *, debug: bool) -> int:

@@ -124,6 +124,26 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"adapter": "lora", "lora_target_linear": True, "lora_target_modules": "q_proj"},
         "lora_target_modules",
     ),
+    "adapter_has_targets": (
+        {"adapter": "lora", "lora_target_linear": True, "lora_target_modules": []},
+        {"adapter": "lora", "lora_target_modules": []},
+        "lora_target_modules",
+    ),
+    "optim_args_are_known": (
+        {"optimizer": "rmsprop", "optim_args": {"eps": 1e-6, "momentum": 0.5}},
+        {"optim_args": {"eps": 1e-6}},
+        "optim_args",
+    ),
+    "patterns_can_be_read": (
+        {"unfrozen_parameters": [r"layers\.(0|1)\."]},
+        {"unfrozen_parameters": ["layers", "("]},
+        "unfrozen_parameters",
+    ),
+    "eval_length_needs_rows_of_its_own": (
+        {"eval_sequence_len": 64, "test_datasets": ROWS},
+        {"eval_sequence_len": 64, "val_set_size": 2},
+        "eval_sequence_len",
+    ),
     "jinja_template_given": (
         {"chat_template": "jinja", "chat_template_jinja": "{{ messages }}"},
         {"chat_template": "jinja"},
@@ -207,6 +227,22 @@ MORE_FAILURES = [
     ("eval_strategy_agrees", {"eval_strategy": "steps", "val_set_size": 1}),
     ("step_counts_are_whole", {"eval_steps": 2.5, "val_set_size": 1}),
     ("evaluation_needs_rows", {"evals_per_epoch": 1}),
+    ("evaluation_needs_rows", {"eval_strategy": "epoch"}),
+    (
+        "early_stopping_needs_evaluation",
+        {"early_stopping_patience": 2, "eval_strategy": "no", "val_set_size": 1},
+    ),
+    (
+        "saving_the_best_needs_evaluation",
+        {"save_strategy": "best", "eval_strategy": "no", "val_set_size": 1},
+    ),
+    ("optim_args_are_known", {"optimizer": "sgd", "optim_args": {"nestrov": True}}),
+    ("optim_args_are_known", {"optim_args": {"fused": False}}),
+    (
+        "patterns_can_be_read",
+        {"lr_groups": [{"name": "a", "modules": ["ok", "[a"], "lr": 1e-5}]},
+    ),
+    ("patterns_can_be_read", {"adapter": "lora", "lora_target_modules": ".*q_proj("}),
     ("quantised_base_needs_an_adapter", {"load_in_4bit": True}),
     (
         "early_step_needs_single_pass",
@@ -270,3 +306,14 @@ def test_problems_of_rules_cite_the_line(complaints, minimal) -> None:
         "recipe.yaml:7:1: warmup_ratio: excludes warmup_steps, which is given too. "
         "Remove one (`--set warmup_ratio=null` on the command line)."
     ]
+
+
+def test_strategies_by_steps_may_be_counted_by_the_epoch() -> None:
+    by_epoch = {"saves_per_epoch": 4, "evals_per_epoch": 2, "val_set_size": 1}
+    assert findings({**by_epoch, "save_strategy": "steps", "eval_strategy": "steps"}) == {}
+
+
+def test_an_argument_with_a_key_of_its_own_is_sent_there() -> None:
+    problem = findings({"optim_args": {"betas": [0.9, 0.9]}})["optim_args_are_known"]
+    assert problem.path == ("optim_args", "betas")
+    assert problem.hint == "Use the key adam_beta1 and adam_beta2."

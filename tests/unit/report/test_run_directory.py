@@ -1,5 +1,6 @@
 import json
 import resource
+from pathlib import Path
 
 import pytest
 
@@ -77,6 +78,16 @@ def test_create_finds_out_that_the_disk_is_full(tmp_path):
             run.create()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("place", [".", "..", "/", "../../above"])
+def test_the_folder_where_somebody_stands_is_not_moved(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "above" / "here").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "above" / "here")
+    with pytest.raises(CheckpointError, match="where you are, or one above it"):
+        RunDirectory(Path(place)).set_aside()
 
 
 def test_set_aside_takes_the_next_free_number(tmp_path):

@@ -222,3 +222,21 @@ def test_ctrl_c_saves_the_current_run_and_stops_the_sweep(recipe: Path, tmp_path
     saved = tmp_path / "runs" / "sweep-001" / "checkpoints" / f"step-{run['steps']:06d}"
     assert (saved / "COMPLETE").exists()
     assert not (tmp_path / "runs" / "sweep-002").exists()
+
+
+def test_other_values_are_not_told_the_losses_of_older_ones(recipe: Path) -> None:
+    first = sweep("learning_rate: [1e-3, 1e-4]\n", recipe.parent)
+    assert run_sweep(recipe, first, [], dry_run=False) == 0
+    table = (recipe.parent / "runs" / "sweep.json").read_text()
+
+    other = sweep("learning_rate: [5e-2, 1e-4]\n", recipe.parent)
+    with pytest.raises(Problems) as caught:
+        run_sweep(recipe, other, [])
+    (problem,) = caught.value.problems
+    assert "sweep-001 (learning_rate=0.05)" in str(problem)
+    assert "learning_rate: 0.001 -> 0.05" in str(problem)
+    assert "--restart" in str(problem)
+    assert (recipe.parent / "runs" / "sweep.json").read_text() == table
+
+    longer = sweep("learning_rate: [1e-3, 1e-4]\nseed: [42]\n", recipe.parent)
+    check_runs(recipe, plan_runs(read_sweep(longer), recipe.parent / "runs", ()))
