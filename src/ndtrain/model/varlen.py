@@ -1,9 +1,10 @@
-"""Attention over documents of different length in one call, through torch's own kernel."""
+"""Attention over documents of different length: one call of torch's kernel, on a CPU one each."""
 
 import inspect
 from typing import Any
 
 import torch
+from torch.nn import functional
 from torch.nn.attention.varlen import varlen_attn
 
 from ndtrain.model.grouped_heads import has_grouped_heads
@@ -25,13 +26,15 @@ def varlen_attention(
     """Causal attention within each run.
 
     Args:
-        query: all queries [T, H, D], bf16 or fp16 on CUDA.
+        query: all queries [T, H, D]; on CUDA in bf16 or fp16.
         key: the keys of the runs, one run after the other, with as many or fewer heads.
         value: the values likewise.
         segments: where the runs start.
         window: how many tokens back a query sees beside itself; -1 for all.
         scaling: factor of the scores; 1 / sqrt(D) when None.
     """
+    if query.device.type == "cpu":
+        return _run_by_run(query, key, value, segments, window, scaling)
     options: dict[str, Any] = {}
     if _NAMES_GROUPS:
         options["enable_gqa"] = has_grouped_heads(query, key)
@@ -49,3 +52,42 @@ def varlen_attention(
     )
     assert isinstance(output, torch.Tensor)
     return output
+
+
+def _run_by_run(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    segments: Segments,
+    window: int,
+    scaling: float | None,
+) -> torch.Tensor:
+    """The same where torch has no such kernel: nothing is computed between documents."""
+    query_lengths = segments.query_starts.diff().tolist()
+    key_lengths = segments.key_starts.diff().tolist()
+    pieces = zip(
+        query.split(query_lengths), key.split(key_lengths), value.split(key_lengths), strict=True
+    )
+    outputs = [_attend(*piece, window, scaling) for piece in pieces if len(piece[0])]
+    return torch.cat(outputs)
+
+
+def _attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int, scaling: float | None
+) -> torch.Tensor:
+    """One run: queries [Q, H, D] that are the last of its keys [K, H, D]."""
+    num_queries, num_keys = len(query), len(key)
+    plain = num_queries == num_keys and (window < 0 or window >= num_keys - 1)
+    mask = None
+    if not plain:
+        places = torch.arange(num_keys)
+        distance = places[num_keys - num_queries :, None] - places[None, :]
+        mask = (distance >= 0) & (distance <= (window if window >= 0 else num_keys))
+    output = functional.scaled_dot_product_attention(
+        *(tensor.transpose(0, 1)[None] for tensor in (query, key, value)),
+        attn_mask=mask,
+        is_causal=plain,
+        scale=scaling,
+        enable_gqa=has_grouped_heads(query, key),
+    )
+    return output[0].transpose(0, 1)

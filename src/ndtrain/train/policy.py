@@ -29,7 +29,8 @@ class Policy:
         recompute: `none`, `attention` or `full`: what an uncompiled block recomputes, or `full` one
             with a tiled MLP.
         reshard: free gathered blocks between forward and backward.
-        segmented: attention reads documents through a kernel of variable length, without masks.
+        segmented: attention reads documents one by one or through a kernel of variable length,
+            without masks.
         adapts: an adapter is trained, in fp32, on a frozen base.
         state_dtype: of optimizer states: `fp32`, `bf16` or `8bit`.
         by_chance: what has fewer bits than fp32 is rounded by chance when it is updated.
@@ -123,7 +124,8 @@ def decide_policy(recipe: Recipe, mesh: Mesh) -> Policy:
         recompute=recompute,
         # a rank alone frees copies in another dtype at most, and has none to gather
         reshard=shards > 1 if reshard == "auto" else reshard,
-        segmented=on_cuda and compute == torch.bfloat16,
+        # on a CPU document by document, which no compiler can follow
+        segmented=compute == torch.bfloat16 if on_cuda else not compiles,
         adapts=recipe.adapter is not None,
         state_dtype=recipe.optimizer_state_dtype,
         by_chance=rounds_by_chance(recipe, [trained]),

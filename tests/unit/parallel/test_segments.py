@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
 from ndtrain.data.batch import MicroBatch
+from ndtrain.model.attention import attention
 from ndtrain.parallel.context import AttentionRows, SequenceSplit, split_rows
 from ndtrain.parallel.segments import Segments
 
@@ -21,10 +23,13 @@ def packed_rows(lengths: list[list[int]]) -> MicroBatch:
     return MicroBatch(ids, ids, positions, documents, torch.arange(len(lengths)))
 
 
-def by_runs(
+Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def by_bounded_runs(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments
 ) -> torch.Tensor:
-    """One dense call a run, causal and aligned at the ends."""
+    """One dense call a run, causal and aligned at the ends; as long as the kernel was told."""
     flat = [tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value)]
     if segments.key_places is not None:
         flat[1:] = [tensor[segments.key_places] for tensor in flat[1:]]
@@ -48,18 +53,20 @@ def by_runs(
     return output.unflatten(0, query.shape[::2][:2]).transpose(1, 2)
 
 
-def by_mask(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: AttentionRows
-) -> torch.Tensor:
-    return functional.scaled_dot_product_attention(query, key, value, attn_mask=rows.mask(None))
-
-
 LENGTHS = [
     [[24]],
     [[1, 5, 10, 8]],
     [[3, 3, 3, 3, 3, 9], [24], [23, 1]],
     [[1] * 24, [12, 12]],
 ]
+
+
+def heads_of(rows: AttentionRows, key_heads: int) -> Heads:
+    """Random queries, keys and values."""
+    num_rows, num_keys = rows.num_rows, len(rows.key_columns)
+    query = torch.randn(num_rows, HEADS, len(rows.query_columns), FEATURES)
+    key, value = torch.randn(2, num_rows, key_heads, num_keys, FEATURES)
+    return query, key, value
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)
@@ -72,16 +79,35 @@ def test_runs_give_what_the_mask_gives(
     lengths: list[list[int]], method: str, size: int, rank: int
 ) -> None:
     torch.manual_seed(0)
-    batch = packed_rows(lengths)
-    split = SequenceSplit(method, size, rank)
-    _, rows = split_rows(batch, split, segmented=True)
+    _, rows = split_rows(packed_rows(lengths), SequenceSplit(method, size, rank), segmented=True)
     assert rows.segments is not None
-    num_rows, num_keys = batch.documents.shape
-    num_queries = len(rows.query_columns)
-    query = torch.randn(num_rows, HEADS, num_queries, FEATURES)
-    key, value = torch.randn(2, num_rows, HEADS, num_keys, FEATURES)
-    expected = by_mask(query, key, value, rows)
-    torch.testing.assert_close(by_runs(query, key, value, rows.segments), expected)
+    query, key, value = heads_of(rows, HEADS)
+    expected = functional.scaled_dot_product_attention(query, key, value, attn_mask=rows.mask(None))
+    torch.testing.assert_close(by_bounded_runs(query, key, value, rows.segments), expected)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("window", [None, 1, 4, 23])
+@pytest.mark.parametrize("method", ["none", "allgather"])
+def test_a_cpu_reads_runs_with_the_masks_result_and_gradients(
+    lengths: list[list[int]], window: int | None, method: str
+) -> None:
+    size = 1 if method == "none" else 2
+    batch, alone = packed_rows(lengths), SequenceSplit(method, size, 0)
+    _, masked = split_rows(batch, alone)
+    _, by_runs = split_rows(batch, alone, segmented=True)
+    parts = heads_of(masked, 1)
+    by_runs._masks[window] = torch.zeros(0)  # to read it would fail
+    results = []
+    for rows in (masked, by_runs):
+        inputs = [part.clone().requires_grad_() for part in parts]
+        query, key, value = inputs
+        output, _ = attention(
+            nn.Module(), query, key, value, None, rows=rows, scaling=0.3, sliding_window=window
+        )
+        (output * torch.arange(output.numel()).view_as(output).sin()).sum().backward()
+        results.append([output.detach(), *(part.grad for part in inputs)])
+    torch.testing.assert_close(results[1], results[0])
 
 
 def test_numbers_are_rounded_up_so_that_compiled_code_sees_few_shapes() -> None:
