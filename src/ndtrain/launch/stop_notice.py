@@ -24,7 +24,9 @@ def stop_notice(number: int, state: State) -> str:
         state: of the run.
     """
     what = "one"
-    if state in ("training", "evaluating", "saving"):
+    if state == "evaluating":
+        text = "Stopping within the evaluation, with a checkpoint of the steps that are done"
+    elif state in ("training", "saving"):
         text = "Stopping after this step, with a checkpoint"
     elif state in ("starting", "preparing"):
         text = "Nothing is saved yet: stopping after the first step, with a checkpoint"

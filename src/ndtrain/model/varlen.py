@@ -63,13 +63,12 @@ def _run_by_run(
     scaling: float | None,
 ) -> torch.Tensor:
     """The same where torch has no such kernel: nothing is computed between documents."""
-    query_lengths = segments.query_starts.diff().tolist()
-    key_lengths = segments.key_starts.diff().tolist()
-    pieces = zip(
-        query.split(query_lengths), key.split(key_lengths), value.split(key_lengths), strict=True
+    queries = segments.query_starts.diff().tolist()
+    keys = segments.key_starts.diff().tolist()
+    runs = zip(
+        torch.split(query, queries), torch.split(key, keys), torch.split(value, keys), strict=True
     )
-    outputs = [_attend(*piece, window, scaling) for piece in pieces if len(piece[0])]
-    return torch.cat(outputs)
+    return torch.cat([_attend(*run, window, scaling) for run in runs if len(run[0])])
 
 
 def _attend(
@@ -84,7 +83,9 @@ def _attend(
         distance = places[num_keys - num_queries :, None] - places[None, :]
         mask = (distance >= 0) & (distance <= (window if window >= 0 else num_keys))
     output = functional.scaled_dot_product_attention(
-        *(tensor.transpose(0, 1)[None] for tensor in (query, key, value)),
+        query.transpose(0, 1)[None],
+        key.transpose(0, 1)[None],
+        value.transpose(0, 1)[None],
         attn_mask=mask,
         is_causal=plain,
         scale=scaling,

@@ -121,6 +121,28 @@ class Checkpointer:
         """
         return self._agree(lambda: find_checkpoint(path), self._group)
 
+    def of_step(self, step: int) -> FoundCheckpoint | None:
+        """This folder's checkpoint of a step; None where there is no whole one."""
+
+        def look() -> FoundCheckpoint | None:
+            path = files.final_path(self.folder, step)
+            whole = path.is_dir() and files.damage(path) is None
+            return files.read_checkpoint(path) if whole else None
+
+        return self._agree(look, self._group)
+
+    def holds(self, found: FoundCheckpoint) -> bool:
+        """Whether a checkpoint stands in this run's folder."""
+        return self._agree(
+            lambda: found.path.resolve().parent == self.folder.resolve(), self._group
+        )
+
+    def leave_behind(self, step: int) -> tuple[Path, ...]:
+        """Rename this run's checkpoints of later steps than `step`; says what they are now."""
+        return self._agree(
+            lambda: files.leave_behind(self.folder, step, run_id=self._run_id), self._group
+        )
+
     def check_space(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         """Refuse before the first step a run whose first checkpoint cannot fit.
 

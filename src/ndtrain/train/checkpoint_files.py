@@ -246,6 +246,31 @@ def rotate(folder: Path, *, limit: int | None, run_id: str, best_step: int | Non
     return removed
 
 
+def leave_behind(folder: Path, step: int, *, run_id: str) -> tuple[Path, ...]:
+    """Rename a run's whole checkpoints of later steps: it goes on from `step` on another branch.
+
+    Returns:
+        What they are called now, such as step-000012.left or step-000012.left-2.
+    """
+    renamed = []
+    for path in _checkpoint_paths(folder):
+        if (step_of(path) or 0) <= step:
+            continue
+        try:
+            found = read_checkpoint(path)
+        except CheckpointError:
+            continue  # a damaged one is nobody's newest
+        if found.meta.get("run_id") != run_id:
+            continue
+        number, name = 1, f"{path.name}.left"
+        while (aside := path.with_name(name)).exists():
+            number += 1
+            name = f"{path.name}.left-{number}"
+        path.rename(aside)
+        renamed.append(aside)
+    return tuple(renamed)
+
+
 def clear_leftovers(folder: Path) -> list[Path]:
     """Remove what an interrupted save or rotation left under a hidden name.
 

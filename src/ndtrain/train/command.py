@@ -95,9 +95,10 @@ def train(
         )
     loaded = load_recipe(recipe, overrides)
     launched = launched_rank()
-    if launched is not None and launched.attempt > 0:
-        # a launcher's second attempt continues the first one, whatever that was told
-        restart, resume = False, "auto"
+    restarted = launched is not None and launched.attempt > 0
+    if restarted:
+        # a launcher's second attempt continues the first one, which has moved an older run aside
+        restart, resume = False, "auto" if resume == "never" else resume
     source = find_model(loaded.recipe, where=loaded.position("base_model"))
     plan = make_plan(loaded, source, launched, nproc_per_node, nnodes)
     run_dir = RunDirectory(run_folder(loaded))
@@ -109,10 +110,10 @@ def train(
     leads = node_rank == 0 if launched is None else launched.rank == 0
     with _turn(run_dir, restart=restart) if leads else nullcontext():
         finished = FinishedRun.find(run_dir, loaded.recipe)
-        if finished is not None and not finished.changes:
+        if finished is not None and not finished.changes and resume == "auto":
             print(finished)
             return ExitCode.OK
-        past = already_past(run_dir, loaded.recipe, resume, max_steps)
+        past = already_past(run_dir, loaded.recipe, resume, max_steps, restarted=restarted)
         if past is not None:
             print(past)
             return ExitCode.OK

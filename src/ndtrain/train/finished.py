@@ -13,6 +13,7 @@ from ndtrain.recipe.schema import Recipe
 from ndtrain.report.run_directory import RunDirectory
 from ndtrain.train.checkpoint_files import FoundCheckpoint, find_checkpoint, newest_checkpoint
 from ndtrain.train.recipe_changes import Change, compare_recipes
+from ndtrain.train.starting_point import choose_checkpoint
 from ndtrain.train.timetable import build_timetable
 
 _LEAVES_MODEL = frozenset({"export", "hub_model_id"})
@@ -73,7 +74,7 @@ class FinishedRun:
 
 
 def already_past(
-    run_dir: RunDirectory, recipe: Recipe, resume: str, last_step: int | None
+    run_dir: RunDirectory, recipe: Recipe, resume: str, last_step: int | None, *, restarted: bool
 ) -> str | None:
     """What to say when this start would begin after the last step it may take; else None.
 
@@ -84,27 +85,26 @@ def already_past(
         recipe: what is started now.
         resume: `auto`, `never` or a checkpoint.
         last_step: of this start; None: the recipe's.
+        restarted: a launcher starts lost ranks again.
 
     Raises:
         CheckpointError: the named checkpoint cannot be used.
     """
-    found = None if last_step is None else _continued(run_dir, recipe, resume)
-    if found is None or last_step is None or found.step <= last_step:
+    if last_step is None:
+        return None
+    status = read_status(run_dir.status)
+
+    def newest() -> FoundCheckpoint | None:
+        if status is None:
+            return None
+        return newest_checkpoint(run_dir.checkpoints, run_id=status.run_id)
+
+    found = choose_checkpoint(
+        resume, recipe, restarted=restarted, newest=newest, find=find_checkpoint
+    )
+    if found is None or found.step <= last_step:
         return None
     return (
         f"{found.path} is past step {last_step} (--max-steps); nothing to do. "
         "To train on, leave --max-steps out or raise it."
     )
-
-
-def _continued(run_dir: RunDirectory, recipe: Recipe, resume: str) -> FoundCheckpoint | None:
-    """The checkpoint that the ranks will go on from."""
-    if resume == "never":
-        return None
-    status = read_status(run_dir.status)
-    if resume == "auto" and recipe.auto_resume_from_checkpoints and status is not None:
-        own = newest_checkpoint(run_dir.checkpoints, run_id=status.run_id)
-        if own is not None:
-            return own
-    named = resume if resume != "auto" else recipe.resume_from_checkpoint
-    return None if named is None else find_checkpoint(Path(named))

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ndtrain.plan.model_source import ModelSource
 from ndtrain.plan.own_run import OwnRun
-from ndtrain.plan.plan import Plan
+from ndtrain.plan.plan import AXES, Plan
 from ndtrain.recipe.load import LoadedRecipe
 from ndtrain.recipe.schema import Recipe
 from ndtrain.report.run_directory import RunDirectory
@@ -44,3 +45,12 @@ class Job:
     def recipe(self) -> Recipe:
         """The recipe."""
         return self.loaded.recipe
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What a checkpoint keeps of how it was made."""
+        return {
+            "mesh": dict(zip(AXES, self.plan.parallel.sizes, strict=True)),
+            "global_batch": self.plan.batch.global_batch,
+            "recipe": self.recipe.model_dump(mode="json", by_alias=True),
+        }

@@ -26,7 +26,7 @@ from ndtrain.train.optim import learning_rate_factor
 from ndtrain.train.profile import StepProfiler
 from ndtrain.train.state import Progress
 from ndtrain.train.step import accumulate_gradients, discard_gradients, evaluation_loss, update
-from ndtrain.train.stopping import Stopper
+from ndtrain.train.stopping import Stopper, StopReason
 from ndtrain.train.timetable import Timetable
 
 
@@ -96,20 +96,18 @@ def fit(run: Run) -> Outcome:
     last = timetable.total_steps
     if run.stop_after is not None:
         last = min(last, run.stop_after)
-    if progress.step == 0 and timetable.evaluates and last > 0:
-        evaluate(run)
+    if _has_stopped_early(run):
+        return Outcome("early_stopping", ExitCode.OK)
+    owed = progress.owes_evaluation or (progress.step == 0 and last > 0)
+    if owed and timetable.evaluates and (outcome := _judge(run)) is not None:
+        return outcome
     run.status.enter("training", step=progress.step)
     steps = run.batches.iterate(progress.position, max(0, last - progress.step))
     for batch in steps:
         _step(run, batch)
         tell_saves(run)
-        if timetable.eval_is_due(progress.step):
-            evaluate(run)
-            if _should_stop_early(run):
-                save(run)
-                return Outcome("early_stopping", ExitCode.OK)
-            if timetable.saves_best and progress.best_step == progress.step:
-                save(run)
+        if timetable.eval_is_due(progress.step) and (outcome := _judge(run)) is not None:
+            return outcome
         if timetable.save_is_due(progress.step):
             save(run)
         if (reason := run.stopper.agreed()) is not None and progress.step < last:
@@ -188,15 +186,54 @@ def _tell(run: Run, told: "_Told") -> None:
     )
 
 
-def evaluate(run: Run) -> None:
-    """Loss over all held-out rows; remembers the best."""
+def _judge(run: Run) -> Outcome | None:
+    """Evaluate, and save what is the best; a reason to end here, if there is one."""
+    progress = run.progress
+    cut_off = evaluate(run)
+    progress.owes_evaluation = cut_off is not None
+    if cut_off is not None:
+        if progress.step > 0:
+            save(run)
+        return Outcome(cut_off.name.lower(), cut_off.exit_code)
+    if _has_stopped_early(run):
+        save(run)
+        return Outcome("early_stopping", ExitCode.OK)
+    if run.timetable.saves_best and progress.best_step == progress.step:
+        save(run)
+    return None
+
+
+@dataclass
+class _Watch:
+    """Hands out an evaluation's batches until a stop cuts it off."""
+
+    stopper: Stopper
+    cut_off: StopReason | None = None
+
+    def until_stopped(self, batches: Iterator[StepBatch]) -> Iterator[StepBatch]:
+        for batch in batches:
+            self.cut_off = self.stopper.agreed()
+            if self.cut_off is not None:
+                return
+            yield batch
+
+
+def evaluate(run: Run) -> StopReason | None:
+    """Loss over all held-out rows; remembers the best.
+
+    Returns:
+        The stop that cut it off; what was computed until then is dropped.
+    """
     settle(run)
+    watch = _Watch(run.stopper)
     progress = run.progress
     run.status.enter("evaluating", f"evaluating at step {progress.step}", step=progress.step)
     total, tokens = 0.0, 0
     by_dataset = {}
     for name, batches in run.evals.items():
-        loss, count = evaluation_loss(run.engine, batches())
+        loss, count = evaluation_loss(run.engine, watch.until_stopped(batches()))
+        if watch.cut_off is not None:
+            return watch.cut_off
         by_dataset[name] = loss
         total, tokens = total + loss * count, tokens + count
     loss = total / max(1, tokens)
@@ -208,6 +245,7 @@ def evaluate(run: Run) -> None:
     run.status.enter("training", step=progress.step)
     # the time of an evaluation is no step's
     run.clock = None
+    return None
 
 
 def _remember_best(progress: Progress, loss: float) -> None:
@@ -218,7 +256,8 @@ def _remember_best(progress: Progress, loss: float) -> None:
         progress.evals_without_gain += 1
 
 
-def _should_stop_early(run: Run) -> bool:
+def _has_stopped_early(run: Run) -> bool:
+    """Whether the last evaluation has used up the patience; a run that was taken up says it too."""
     patience = run.engine.recipe.early_stopping_patience
     return patience is not None and run.progress.evals_without_gain >= patience
 

@@ -4,9 +4,6 @@ Recipe -> mesh -> model -> rows -> checkpoint -> loop -> export.
 """
 
 import contextlib
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 from ndtrain.data.prepare import open_prepared
 from ndtrain.environment import LaunchedRank
@@ -20,7 +17,7 @@ from ndtrain.plan.hardware import find_gpu, local_gpus
 from ndtrain.recipe.schema import Recipe
 from ndtrain.report.events import Event, Notice, RunEnded, RunStarted, SamplesDone
 from ndtrain.report.reporters import AllOf, build_reporters
-from ndtrain.train.assemble import Engine, assemble
+from ndtrain.train.assemble import assemble
 from ndtrain.train.checkpoint import Checkpointer
 from ndtrain.train.feed import build_batches, build_evals
 from ndtrain.train.finish import leave_model
@@ -30,9 +27,8 @@ from ndtrain.train.memory_failure import explain_rank
 from ndtrain.train.meter import Meter
 from ndtrain.train.probe import check_isolation
 from ndtrain.train.profile import StepProfiler, read_steps
-from ndtrain.train.recipe_changes import ChangedValues, compare_recipes
+from ndtrain.train.resuming import go_on
 from ndtrain.train.samples import Sampler
-from ndtrain.train.state import Progress
 from ndtrain.train.stopping import Stopper
 from ndtrain.train.timetable import build_timetable
 from ndtrain.train.warm_up import WarmUp, may_compile
@@ -116,13 +112,11 @@ def _train(
         limit=recipe.save_total_limit,
         asynchronous=recipe.save_async,
         trained_only=recipe.adapter is not None,
-        about=_about(job),
+        about=job.about,
     )
     if timetable.saves:
         checkpointer.check_space(engine.trainable, engine.optimizer)
-    # the launcher's second attempt continues, whatever the first one was told
-    resume = job.resume if runtime.attempt == 0 else "auto"
-    progress, changed = _resume(job, resume, checkpointer, engine, emit)
+    progress, changed = go_on(job, checkpointer, engine, emit, restarted=runtime.attempt > 0)
     if recipe.sample_packing:
         check_isolation(engine)
     trained = report_trainable(engine.model)
@@ -150,8 +144,9 @@ def _train(
     sampler = Sampler(engine, job.source) if recipe.sample_prompts else None
 
     def after_eval(step: int) -> None:
-        if sampler is not None:
-            emit(SamplesDone(step, sampler.answer()))
+        answers = None if sampler is None else sampler.answer(stopped=stopper.agreed)
+        if answers is not None:
+            emit(SamplesDone(step, answers))
 
     run = Run(
         engine=engine,
@@ -193,11 +188,15 @@ def _finish(job: Job, runtime: Runtime, run: Run, outcome: Outcome) -> None:
         return
     run.status.enter("exporting", step=progress.step)
     step = progress.step
-    if recipe.load_best_model_at_end and progress.best_step not in (None, progress.step):
-        best = run.checkpointer.folder / f"step-{progress.best_step:06d}"
-        found = run.checkpointer.find(best)
-        run.checkpointer.load(found, run.engine.trainable)
-        step = found.step
+    best = progress.best_step if recipe.load_best_model_at_end else None
+    if best is not None and best != step:
+        found = run.checkpointer.of_step(best)
+        if found is None:
+            text = f"The best model, of step {best}, has no whole checkpoint any more: step {step},"
+            run.emit(Notice(f"{text} the last one, is exported instead."))
+        else:
+            run.checkpointer.load(found, run.engine.trainable)
+            step = found.step
     leave_model(
         run.engine,
         job.source,
@@ -227,49 +226,3 @@ def _meter(job: Job, runtime: Runtime, recipe: Recipe) -> Meter:
         output=job.run_dir.path,
         peak_tflops=find_gpu(known[0])[0].bf16_tf if known else None,
     )
-
-
-def _about(job: Job) -> dict[str, Any]:
-    plan = job.plan
-    return {
-        "mesh": dict(
-            zip(("dp_replicate", "dp_shard", "cp", "tp"), plan.parallel.sizes, strict=True)
-        ),
-        "global_batch": plan.batch.global_batch,
-        "recipe": job.recipe.model_dump(mode="json", by_alias=True),
-    }
-
-
-def _resume(
-    job: Job,
-    resume: str,
-    checkpointer: Checkpointer,
-    engine: Engine,
-    emit: Callable[[Event], None],
-) -> tuple[Progress, ChangedValues]:
-    """Continue where the run stood, saying what was found and what has changed; else begin."""
-    if resume == "never":
-        return Progress(), {}
-    # the run's own newest comes before the recipe's, so that a rerun never goes back
-    own = resume == "auto" and job.recipe.auto_resume_from_checkpoints
-    found = checkpointer.newest() if own else None
-    named = resume if resume != "auto" else job.recipe.resume_from_checkpoint
-    if found is None and named is not None:
-        found = checkpointer.find(Path(named))
-    if found is None:
-        for reason in checkpointer.passed_over():
-            emit(Notice(reason))
-        return Progress(), {}
-    changes = compare_recipes(
-        found.meta.get("recipe", {}),
-        _about(job)["recipe"],
-        saved_batch=found.meta.get("global_batch"),
-        current_batch=job.plan.batch.global_batch,
-    )
-    changes.require_possible(str(found.path))
-    for reason in found.skipped:
-        emit(Notice(reason))
-    for line in changes.notices():
-        emit(Notice(line))
-    progress = checkpointer.load(found, engine.trainable, engine.optimizer)
-    return progress, changes.values()

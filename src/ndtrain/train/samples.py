@@ -6,6 +6,7 @@ gets the same token. Nothing is cached between tokens, which is slow and needs n
 Shape letters: B prompts, S tokens of a row, V vocabulary.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -60,13 +61,21 @@ class Sampler:
         register_fsdp_forward_method(engine.trainable.head, "logits")
 
     @torch.no_grad()
-    def answer(self) -> dict[str, str]:
-        """The likeliest answer to each prompt."""
+    def answer(self, *, stopped: Callable[[], object | None]) -> dict[str, str] | None:
+        """The likeliest answer to each prompt; None when a stop cuts them off.
+
+        Args:
+            stopped: whether the run stops, the same on every rank.
+        """
         rows = [list(prompt.ids) for prompt in self._prompts]
         length = self._padded(max(map(len, rows)) + MAX_NEW_TOKENS)
         open_rows = set(range(len(rows)))
         self._engine.trainable.eval()
+        cut_off = False
         for _ in range(MAX_NEW_TOKENS):
+            cut_off = stopped() is not None
+            if cut_off:
+                break
             tokens = self._next_tokens(rows, length)
             for row in sorted(open_rows):
                 rows[row].append(tokens[row])
@@ -75,6 +84,8 @@ class Sampler:
             if not open_rows:
                 break
         self._engine.trainable.train()
+        if cut_off:
+            return None
         return {
             prompt.text: str(
                 self._tokenizer.decode(row[len(prompt.ids) :], skip_special_tokens=True)

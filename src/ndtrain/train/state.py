@@ -12,6 +12,7 @@ class Progress:
         seen_tokens: trained tokens.
         best_loss: lowest evaluation loss so far, None before the first evaluation.
         evals_without_gain: evaluations since `best_loss`.
+        owes_evaluation: the one after this step was cut off by a stop.
         skipped_nonfinite: steps left out because a loss or gradient was not finite.
     """
 
@@ -22,3 +23,4 @@ class Progress:
     best_step: int | None = None
     evals_without_gain: int = 0
     skipped_nonfinite: int = 0
+    owes_evaluation: bool = False

@@ -96,6 +96,7 @@ stopper.close()
 
 STARTING = "Nothing is saved yet: stopping after the first step, with a checkpoint"
 TRAINING = "Stopping after this step, with a checkpoint"
+EVALUATING = "Stopping within the evaluation, with a checkpoint of the steps that are done"
 LEAVING = "Training is over, and its last files are being written"
 
 
@@ -106,7 +107,7 @@ LEAVING = "Training is over, and its last files are being written"
         ("SIGINT", "training", f"{TRAINING}; Ctrl-C again ends at once without one."),
         ("SIGINT", "exporting", f"{LEAVING}; Ctrl-C again ends at once without them."),
         ("SIGTERM", "saving", f"SIGTERM arrived. {TRAINING}."),
-        ("SIGUSR1", "evaluating", f"SIGUSR1 arrived. {TRAINING}."),
+        ("SIGUSR1", "evaluating", f"SIGUSR1 arrived. {EVALUATING}."),
     ],
 )
 def test_a_signal_is_answered_once(name: str, state: str, words: str) -> None:
