@@ -97,7 +97,10 @@ def test_a_finished_run_may_take_its_last_steps_again(tmp_path: Path) -> None:
     assert kept(run) == ["step-000003", "step-000006", "step-000006.left"]
 
 
-@pytest.mark.parametrize("mesh", ["dp_shard_size: 2\n", "tensor_parallel_size: 2\n"])
+@pytest.mark.parametrize(
+    "mesh",
+    ["dp_shard_size: 2\n", pytest.param("tensor_parallel_size: 2\n", marks=pytest.mark.slow)],
+)
 def test_a_stop_within_an_evaluation_waits_for_no_more_rows(tmp_path: Path, mesh: str) -> None:
     keys = f"{mesh}sample_prompts: [Hello]\nearly_stopping_patience: 9\n"
     sizes = {"rows": 340, "steps": 9, "keys": keys}

@@ -12,7 +12,7 @@ def test_durations(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", " ", "soon", "3x", "m", "0", "0h", "-5m", "1m1h"])
+@pytest.mark.parametrize("text", ["", " ", "soon", "3x", "m", "0", "0h", "-5m", "1m1h", "3h50"])
 def test_what_is_no_duration(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="not a duration"):
         parse_duration(text)

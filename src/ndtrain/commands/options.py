@@ -32,7 +32,9 @@ Nodes = Annotated[
 ]
 
 _DURATION = re.compile(
-    r"^(?:(?P<d>\d+)d)?(?:(?P<h>\d+)h)?(?:(?P<m>\d+)m)?(?:(?P<s>\d+(?:\.\d+)?)s?)?$"
+    r"^(?:(?P<d>\d+)d)?(?:(?P<h>\d+)h)?(?:(?P<m>\d+)m)?(?:(?P<s>\d+(?:\.\d+)?)s)?$"
+    # a number alone is seconds; behind a unit it might be meant as the next smaller one
+    r"|^(?P<alone>\d+(?:\.\d+)?)$"
 )
 
 
@@ -47,7 +49,7 @@ def parse_duration(text: str) -> float:
         parts = {unit: float(value) for unit, value in found.groupdict().items() if value}
         seconds = sum(
             parts.get(unit, 0.0) * size
-            for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
+            for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1), ("alone", 1))
         )
         if seconds > 0:
             return seconds

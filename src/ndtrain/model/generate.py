@@ -47,6 +47,14 @@ class Sampling:
         }
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What a model said; cut off where it had not come to its end."""
+
+    text: str
+    is_cut_off: bool
+
+
 class PieceStreamer:
     """Hands out an answer in readable pieces while it grows; transformers calls it with tokens.
 
@@ -120,7 +128,7 @@ def answer(
     messages: Sequence[Message],
     sampling: Sampling,
     on_text: Callable[[str], None] | None = None,
-) -> str:
+) -> Answer:
     """The model's next turn.
 
     Args:
@@ -133,16 +141,19 @@ def answer(
     ids = encode_prompt(tokenizer, messages).to(model.device)
     torch.manual_seed(sampling.seed)
     streamer = PieceStreamer(tokenizer, on_text) if on_text else None
+    ends = end_tokens(model, tokenizer)
     tokens = model.generate(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
         streamer=streamer,
-        eos_token_id=end_tokens(model, tokenizer),
+        eos_token_id=ends,
         pad_token_id=tokenizer.pad_token_id,
         use_cache=True,
         **sampling.arguments(),
     )
-    return str(tokenizer.decode(tokens[0, ids.shape[1] :], skip_special_tokens=True))
+    said = tokens[0, ids.shape[1] :].tolist()
+    is_cut_off = len(said) == sampling.max_new_tokens and said[-1] not in (ends or ())
+    return Answer(str(tokenizer.decode(said, skip_special_tokens=True)), is_cut_off)
 
 
 def end_tokens(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> list[int] | None:

@@ -142,11 +142,15 @@ def _answer_all(
         speaker.tokenizer.chat_template = None
     if runtime is None or runtime.is_main:
         print(_describe_prompts(speaker.tokenizer, raw=job.raw), file=sys.stderr, flush=True)
+    cut_off = 0
     for number, messages in enumerate(job.conversations):
         if len(job.conversations) > 1:
             print(f"{'' if number == 0 else chr(10)}> {messages[-1]['content']}")
-        answer(speaker.model, speaker.tokenizer, messages, job.sampling, _print_piece)
-        print()
+        told = answer(speaker.model, speaker.tokenizer, messages, job.sampling, _print_piece)
+        cut_off += told.is_cut_off
+        print(flush=True)
+    if cut_off and (runtime is None or runtime.is_main):
+        print(_describe_cuts(cut_off, job), file=sys.stderr, flush=True)
     if job.chat:
         _talk(speaker, job.sampling, _turns(speaker.name, typed, runtime))
 
@@ -162,6 +166,13 @@ def _describe_prompts(tokenizer: "PreTrainedTokenizerBase", *, raw: bool) -> str
     else:
         form = "its chat template"
     return f"Prompts go to the model in {form}; --raw leaves them as they are."
+
+
+def _describe_cuts(cut_off: int, job: AnswerJob) -> str:
+    """How many answers are longer than what is shown."""
+    total, longest = len(job.conversations), job.sampling.max_new_tokens
+    which = "The answer was" if total == 1 else f"{cut_off} of {total} answers were"
+    return f"{which} cut off after {longest} tokens; --max-new-tokens allows more."
 
 
 def read_prompts(path: Path) -> list[list[dict[str, str]]]:
@@ -210,9 +221,9 @@ def _talk(speaker: Speaker, sampling: Sampling, typed: Iterator[str]) -> None:
     turns: list[Message] = []
     for line in typed:
         turns.append({"role": "user", "content": line})
-        text = answer(speaker.model, speaker.tokenizer, turns, sampling, _print_piece)
-        print()
-        turns.append({"role": "assistant", "content": text})
+        told = answer(speaker.model, speaker.tokenizer, turns, sampling, _print_piece)
+        print(" …" if told.is_cut_off else "")
+        turns.append({"role": "assistant", "content": told.text})
 
 
 def _turns(name: str, typed: TextIO, runtime: Runtime | None) -> Iterator[str]:

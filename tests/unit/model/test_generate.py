@@ -10,7 +10,14 @@ import torch
 from ndtrain.errors import DataError, MeshError, RecipeError
 from ndtrain.model.build import build_model
 from ndtrain.model.byte_tokenizer import build_byte_tokenizer
-from ndtrain.model.generate import PieceStreamer, Sampling, answer, encode_prompt, end_tokens
+from ndtrain.model.generate import (
+    Answer,
+    PieceStreamer,
+    Sampling,
+    answer,
+    encode_prompt,
+    end_tokens,
+)
 from ndtrain.model.weights import load_weights
 from ndtrain.plan.model_source import find_model
 from ndtrain.recipe.schema import Recipe
@@ -59,9 +66,9 @@ def test_what_stays_incomplete_comes_at_the_end() -> None:
 def test_the_stream_is_the_answer(model: Any) -> None:
     pieces: list[str] = []
     tokenizer = build_byte_tokenizer()
-    text = answer(model, tokenizer, USER, Sampling(20), pieces.append)
-    assert "".join(pieces) == text
-    assert answer(model, tokenizer, USER, Sampling(20)) == text
+    told = answer(model, tokenizer, USER, Sampling(20), pieces.append)
+    assert "".join(pieces) == told.text
+    assert answer(model, tokenizer, USER, Sampling(20)) == told
 
 
 def test_greedy_answers_are_the_likeliest_tokens(model: Any) -> None:
@@ -71,14 +78,26 @@ def test_greedy_answers_are_the_likeliest_tokens(model: Any) -> None:
         with torch.no_grad():
             ids = torch.cat([ids, model(input_ids=ids).logits[:, -1:].argmax(-1)], 1)
     expected = tokenizer.decode(ids[0, -6:], skip_special_tokens=True)
-    assert answer(model, tokenizer, USER, Sampling(6)) == expected
+    assert answer(model, tokenizer, USER, Sampling(6)) == Answer(expected, is_cut_off=True)
+
+
+def test_an_answer_that_ends_at_the_longest_length_is_not_cut_off(model: Any) -> None:
+    tokenizer = build_byte_tokenizer()
+    ids = encode_prompt(tokenizer, USER)
+    said = model.generate(ids, max_new_tokens=6, do_sample=False)[0, ids.shape[1] :].tolist()
+    assert answer(model, tokenizer, USER, Sampling(6)).is_cut_off
+    model.generation_config.eos_token_id = said[5]
+    first = said.index(said[5]) + 1
+    told = answer(model, tokenizer, USER, Sampling(first))
+    assert not told.is_cut_off
+    assert told.text == tokenizer.decode(said[:first], skip_special_tokens=True)
 
 
 def test_sampling_follows_the_seed_and_a_tiny_nucleus_is_greedy(model: Any) -> None:
     tokenizer = build_byte_tokenizer()
 
     def sampled(**options: Any) -> str:
-        return answer(model, tokenizer, USER, Sampling(30, **options))
+        return answer(model, tokenizer, USER, Sampling(30, **options)).text
 
     assert sampled(temperature=1.0, seed=1) == sampled(temperature=1.0, seed=1)
     assert sampled(temperature=1.0, seed=1) != sampled(temperature=1.0, seed=2)
