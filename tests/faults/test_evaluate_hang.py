@@ -39,5 +39,5 @@ def test_an_evaluation_names_the_rank_that_stands_still(tmp_path: Path) -> None:
     assert command.wait(60) == 3, command.text()
     # the ranks that do not wait for it have rows for far longer
     assert time.monotonic() - began < 10 + 15
-    assert "A collective did not finish within 10 s" in command.text()
+    assert "A collective did not finish within 10 s" in command.text(), command.text()
     assert "rank 1 did not take part" in command.text()
