@@ -1,9 +1,8 @@
 """The datasets of a recipe, each with its reader, its rules and everything that decides it."""
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +20,8 @@ from ndtrain.errors import NdtrainError, RecipeError
 from ndtrain.recipe.schema import DatasetSpec, PretrainingSpec, Recipe
 
 CHAT_TYPES = ("chat_template", "sharegpt")
+VALIDATION = "validation"
+"""The name of the evaluation set that `val_set_size` holds out."""
 
 
 class Placed(Protocol):
@@ -88,11 +89,10 @@ def find_parts(
             where=position("datasets"),
             hint="Add a `datasets:` entry with a path and a type.",
         )
-    names: Counter[str] = Counter()
+    names = {VALIDATION} if recipe.val_set_size else set()
     for number, spec in enumerate(recipe.test_datasets):
-        name = Path(spec.path).stem or "test"
-        names[name] += 1
-        name = name if names[name] == 1 else f"{name}-{names[name]}"
+        name = _free_name(Path(spec.path).stem or "test", names)
+        names.add(name)
         wanted.append((f"test_datasets[{number}]", spec, name, 0, None))
     parts: list[Part] = []
     for key, spec, eval_name, skip, limit in wanted:
@@ -110,6 +110,12 @@ def find_parts(
             )
         )
     return parts
+
+
+def _free_name(wanted: str, taken: Set[str]) -> str:
+    """The name, with the first number behind it that makes it one of its own."""
+    numbered = (f"{wanted}-{number}" for number in count(2))
+    return next(name for name in chain([wanted], numbered) if name not in taken)
 
 
 def _as_completion(stream: PretrainingSpec) -> DatasetSpec:

@@ -151,6 +151,23 @@ def test_evaluation_sets_are_named_after_their_files(
     assert prepared.report.eval_rows == {"held": 2, "held-2": 2}
 
 
+def test_no_evaluation_set_takes_the_place_of_another_or_of_the_training_rows(
+    write_jsonl: Any, prepare_file: PrepareRows, tmp_path: Path
+) -> None:
+    rows = write_jsonl({"text": "ab"}, {"text": "cd"})
+    sets = []
+    for number, name in enumerate(("train", "a", "a-2", "a", "a", "validation")):
+        (tmp_path / str(number)).mkdir()
+        held = write_jsonl({"text": f"held {number}"}, name=f"{number}/{name}.jsonl")
+        sets.append({"path": str(held), "type": "completion"})
+    prepared = prepare_file(rows, "completion", test_datasets=sets)
+    assert [prepared.train.place(place) for place in range(2)] == [f"{rows}:1", f"{rows}:2"]
+    assert {name: held.place(0) for name, held in prepared.evals.items()} == {
+        name: f"{sets[number]['path']}:1"
+        for number, name in enumerate(("train", "a", "a-2", "a-3", "a-4", "validation"))
+    }
+
+
 def test_weights_and_samples(write_jsonl: Any, prepare_file: PrepareRows) -> None:
     small = write_jsonl(*({"text": f"s{n}"} for n in range(10)), name="small.jsonl")
     large = write_jsonl(*({"text": f"l{n}"} for n in range(30)), name="large.jsonl")
