@@ -5,13 +5,14 @@ its reader in READERS.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
+from ndtrain.data.local_files import choose_files, kind_of, match_files
 from ndtrain.data.rows import RawRow, read_json, read_text
 from ndtrain.data.tables import read_arrow, read_csv, read_parquet
 from ndtrain.errors import DataError, RecipeError
@@ -24,16 +25,6 @@ READERS: Mapping[str, Callable[[Path], Iterator[RawRow]]] = {
     "parquet": read_parquet,
     "arrow": read_arrow,
     "text": read_text,
-}
-SUFFIXES: Mapping[str, str] = {
-    ".json": "json",
-    ".jsonl": "json",
-    ".ndjson": "json",
-    ".csv": "csv",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".txt": "text",
-    ".md": "text",
 }
 
 
@@ -85,7 +76,7 @@ class Files:
 
     def _kind_of(self, path: Path) -> str:
         """The file kind: as the recipe says, else by suffix."""
-        return self.kind or SUFFIXES.get(path.suffix.lower(), "json")
+        return self.kind or kind_of(path) or "json"
 
 
 def _unreadable(path: Path, error: OSError) -> DataError:
@@ -138,11 +129,18 @@ def find_source(spec: DatasetSpec, vocabulary: int, seed: int, streaming: bool =
 
     Raises:
         RecipeError: a file does not exist; `where` names the key of the entry.
+        DataError: a folder has no files of the split.
     """
     if spec.path == "synthetic":
         return Synthetic(spec, vocabulary, seed)
-    if spec.path in READERS and spec.data_files is not None:
-        return Files(tuple(_match(Path(), spec.data_files)), spec.path)
+    if spec.path in READERS:
+        if spec.data_files is None:
+            raise RecipeError(
+                f"'{spec.path}' is a file kind and says not which files.",
+                where="path",
+                hint=f"Name them with data_files, or write ./{spec.path} for a folder.",
+            )
+        return Files(tuple(match_files(Path(), spec.data_files)), spec.path)
     path = resolve_address(spec.path)
     if path is None:
         from ndtrain.data.hub import HubSource
@@ -154,31 +152,4 @@ def find_source(spec: DatasetSpec, vocabulary: int, seed: int, streaming: bool =
             where="path",
             hint=f"Paths start at the current folder, '{Path.cwd()}'.",
         )
-    return Files(tuple(_list_files(path, spec)), spec.ds_type)
-
-
-def _list_files(path: Path, spec: DatasetSpec) -> Sequence[Path]:
-    """The files behind a path: itself, those in a folder, or those that data_files names."""
-    if path.is_file():
-        return [path]
-    if spec.data_files is not None:
-        return _match(path, spec.data_files)
-    files = sorted(item for item in path.rglob("*") if item.suffix.lower() in SUFFIXES)
-    if not files:
-        raise RecipeError(
-            f"the folder '{path}' holds no data file ({', '.join(SUFFIXES)}).", where="path"
-        )
-    return files
-
-
-def _match(folder: Path, data_files: Sequence[str] | str) -> Sequence[Path]:
-    """The files that names or patterns choose, in the order of the patterns."""
-    patterns = (data_files,) if isinstance(data_files, str) else data_files
-    chosen: list[Path] = []
-    for pattern in patterns:
-        whole = (folder / pattern).expanduser()
-        found = [whole] if whole.is_file() else sorted(folder.glob(pattern))
-        if not found:
-            raise RecipeError(f"no file matches '{whole}'.", where="data_files")
-        chosen += found
-    return chosen
+    return Files(tuple(choose_files(path, spec)), spec.ds_type)

@@ -2,7 +2,10 @@
 
 from ndtrain.recipe.problem import KeyPath, Problem, both_given, unknown_word
 from ndtrain.recipe.schema import Recipe
-from ndtrain.recipe.words import CHAT_TEMPLATES, DATASET_TYPES
+from ndtrain.recipe.words import CHAT_TEMPLATES, DATASET_TYPES, FILE_KINDS
+
+_OTHER_LOADERS = ("audiofolder", "imagefolder", "pandas", "videofolder", "webdataset", "xml")
+"""File kinds of the hub's library; without files it would take what lies in the current folder."""
 
 
 def rows_given_once(recipe: Recipe) -> Problem | None:
@@ -61,6 +64,20 @@ def dataset_types_exist(recipe: Recipe) -> Problem | None:
                 problem = unknown_word((key, number, "type"), dataset.type, DATASET_TYPES)
                 if problem:
                     return problem
+    return None
+
+
+def file_kinds_name_their_files(recipe: Recipe) -> Problem | None:
+    """A `path` that is a file kind, such as json, says which files in `data_files`."""
+    for key in ("datasets", "test_datasets", "pretraining_dataset"):
+        for number, dataset in enumerate(getattr(recipe, key)):
+            kind = dataset.path
+            if kind in (*FILE_KINDS, *_OTHER_LOADERS) and not dataset.data_files:
+                return Problem(
+                    (key, number, "path"),
+                    f"'{kind}' is a file kind and says not which files.",
+                    f"Name them with data_files, or write ./{kind} for a folder.",
+                )
     return None
 
 

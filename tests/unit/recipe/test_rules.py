@@ -187,6 +187,11 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"datasets": [{"path": "a", "chat_template": "chatmll"}]},
         "datasets",
     ),
+    "file_kinds_name_their_files": (
+        {"datasets": [{"path": "json", "data_files": "a.json"}, {"path": "./json"}]},
+        {"datasets": [{"path": "json"}]},
+        "datasets",
+    ),
     "dataset_types_exist": (
         {"datasets": [{"path": "a", "type": None}, {"path": "b", "type": "sharegpt"}]},
         {"datasets": [{"path": "a", "type": "alpacca"}]},
@@ -220,6 +225,8 @@ MORE_FAILURES = [
     ),
     ("chat_templates_exist", {"chat_template": "lama3"}),
     ("chat_templates_exist", {"chat_template": "tokenizer_default_fallback_x"}),
+    ("file_kinds_name_their_files", {"test_datasets": [{"path": "parquet"}]}),
+    ("file_kinds_name_their_files", {"test_datasets": [{"path": "imagefolder"}]}),
     ("dataset_types_exist", {"test_datasets": [{"path": "a", "type": "chat"}]}),
 ]
 
