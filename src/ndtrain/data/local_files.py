@@ -4,7 +4,6 @@ A folder is read as the hub reads one: hidden files, descriptions and what `data
 its own files are no rows, and of files that belong to splits those of one split are taken.
 """
 
-import glob
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 
@@ -23,6 +22,8 @@ SUFFIXES: Mapping[str, str] = {
     ".txt": "text",
     ".md": "text",
 }
+_DESCRIPTION = ".md"
+"""Read where it is named, not where it lies in a folder."""
 _ABOUT_ROWS = frozenset(
     {"config.json", "dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json"}
 )
@@ -89,19 +90,37 @@ def _match(folder: Path, pattern: str) -> Sequence[Path]:
     if pattern.startswith(PACKAGE):
         address = resolve_address(pattern)
         return [address] if address is not None and address.is_file() else []
-    whole = folder / Path(pattern).expanduser()
-    if whole.is_file():
-        return [whole]
-    names = glob.glob(str(Path(pattern).expanduser()), root_dir=folder, recursive=True)
-    files = (folder / name for name in sorted(names) if not _is_about_rows(PurePath(name)))
-    return [file for file in files if file.is_file()]
+    written = Path(pattern).expanduser()
+    if (folder / written).is_file():
+        return [folder / written]
+    base = Path(written.anchor) if written.is_absolute() else folder
+    inside = written.relative_to(written.anchor)
+    if not inside.parts:
+        return []
+    try:
+        found = sorted(base.glob(str(inside)))
+    except ValueError as error:  # such as '**.json'
+        raise RecipeError(
+            f"'{pattern}' is neither a file nor a pattern: {error}.", where="data_files"
+        ) from None
+    return [
+        file
+        for file in found
+        if file.is_file()
+        and not _is_about_rows(file)
+        and not _hidden_parts(file.relative_to(base)) - _hidden_parts(inside)
+    ]
+
+
+def _hidden_parts(path: PurePath) -> set[str]:
+    """The files and folders of a path that are not shown to people."""
+    return {part for part in path.parts if part.startswith(".") and part != ".."}
 
 
 def _may_hold_rows(file: PurePath) -> bool:
     """Whether a file in a folder is read when nobody names it."""
-    hidden = any(part.startswith(".") for part in file.parts)
-    described = file.suffix.lower() == ".md" or _is_about_rows(file)
-    return kind_of(file) is not None and not hidden and not described
+    described = file.suffix.lower() == _DESCRIPTION or _is_about_rows(file)
+    return kind_of(file) is not None and not described and not _hidden_parts(file)
 
 
 def _is_about_rows(file: PurePath) -> bool:
@@ -110,5 +129,7 @@ def _is_about_rows(file: PurePath) -> bool:
 
 
 def _suffixes(kind: str | None) -> str:
-    """The suffixes of a kind, or of all."""
-    return ", ".join(name for name, of in SUFFIXES.items() if kind in (None, of))
+    """The suffixes that a folder's files of a kind, or of any, have."""
+    return ", ".join(
+        name for name, of in SUFFIXES.items() if kind in (None, of) and name != _DESCRIPTION
+    )

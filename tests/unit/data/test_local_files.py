@@ -99,6 +99,8 @@ def test_patterns(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RecipeError, match=r"no file matches '.*/none\*'") as caught:
         chosen(folder, data_files="none*")
     assert caught.value.where == "data_files"
+    with pytest.raises(RecipeError, match="no file matches"):
+        chosen(folder, data_files="")
 
 
 def test_a_file_of_an_installed_package() -> None:
