@@ -42,6 +42,12 @@ def contents(prepared: Prepared) -> list[tuple[list[int], list[int]]]:
         ({"input_ids": [1, -2]}, None, "token 1 has id -2"),
         ({"text": "x"}, None, "column 'input_ids' is missing"),
         ({"text": "x"}, "chat_template", "no column of turns"),
+        (
+            {"prompt": [{"role": "assistant", "content": "old"}]},
+            "chat_template",
+            "column 'prompt' has no answer beside it: neither 'completion' nor 'chosen'",
+        ),
+        ({"completion": "x"}, "chat_template", "no column of turns"),
         ({"messages": "Hi"}, "chat_template", "column 'messages' must be a list of turns"),
         ({"messages": [{"content": "x"}]}, "chat_template", "a turn has no role under 'role'"),
         (messages(("user", "a"), ("assistant", None)), "chat_template", "is missing or null"),

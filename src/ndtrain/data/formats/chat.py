@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 from ndtrain.data.formats.tools import read_tool_calls, read_tools
@@ -30,10 +32,13 @@ ROLES: Mapping[str, str] = {
 
 
 def read_chat(row: Row, spec: DatasetSpec) -> Chat:
-    """The turns of a row, with the chosen answer of a preference row, and its tools."""
-    messages = _messages(row, spec)
+    """The turns of a row and its tools; of a prompt with an answer, only the answer is trained."""
+    messages, before = _messages(row, spec)
     names = _property_names(row, spec, messages)
     turns = [_turn(row, spec, names, message) for message in messages]
+    for place, turn in enumerate(turns[:before]):
+        if turn.trained is None:  # a switch of its own stands
+            turns[place] = replace(turn, trained=False)
     system = row.data.get("system")
     if isinstance(system, str) and system and not any(turn.role == "system" for turn in turns):
         turns.insert(0, Turn("system", system))
@@ -46,34 +51,53 @@ def read_chat(row: Row, spec: DatasetSpec) -> Chat:
     )
 
 
-def _messages(row: Row, spec: DatasetSpec) -> Sequence[Mapping[str, Any]]:
-    """The turns as the row has them, the chosen answer last."""
+def _messages(row: Row, spec: DatasetSpec) -> tuple[Sequence[Mapping[str, Any]], int]:
+    """The turns as the row has them, its answer last, and the number of turns before the answer.
+
+    The answer is the chosen side of a preference row, or the completion of a prompt. Without one
+    no turn stands before it.
+    """
     data = row.data
     column = spec.field_messages or next(
         (name for name in ("messages", "conversations", "conversation") if name in data), None
     )
-    turns: list[Any] = []
-    if column is not None:
-        turns = _list_of_turns(row, column)
-    elif isinstance(data.get("prompt"), str) and "chosen" in data:
-        turns = [{"role": "user", "content": data["prompt"]}]
-    elif isinstance(data.get("prompt"), list):
-        turns = _list_of_turns(row, "prompt")
-    elif "chosen" not in data:
+    prompt = data.get("prompt") if column in (None, "prompt") else None
+    answers = ("chosen", "completion") if prompt is not None else ("chosen",)
+    answer = next((name for name in answers if data.get(name) is not None), None)
+    if isinstance(prompt, str) and answer is not None:
+        return _with_answer(row, [{"role": "user", "content": prompt}], answer)
+    if column is None and prompt is not None:
+        if answer is None:
+            raise row.fail(
+                "column 'prompt' has no answer beside it: neither 'completion' nor 'chosen'.",
+                "Add one of them; where the prompt is the whole conversation, set "
+                "field_messages: prompt.",
+            )
+        column = "prompt"
+    if column is None and answer is None:
         known = ", ".join(f"'{name}'" for name in data) or "none"
         raise row.fail(
             "no column of turns: neither 'messages' nor 'conversations'.",
             f"Columns of this row: {known}. Name one with field_messages, or set another type.",
         )
-    chosen = data.get("chosen")
-    if isinstance(chosen, str):
-        turns = [*turns, {"role": "assistant", "content": chosen}]
-    elif isinstance(chosen, dict):
-        turns = [*turns, chosen]
-    elif isinstance(chosen, list):
-        whole = _list_of_turns(row, "chosen")
-        turns = whole if whole[: len(turns)] == turns else [*turns, *whole]
-    return turns
+    turns = [] if column is None else _list_of_turns(row, column)
+    return (turns, 0) if answer is None else _with_answer(row, turns, answer)
+
+
+def _with_answer(row: Row, turns: list[Any], answer: str) -> tuple[list[Any], int]:
+    """The turns with an answer behind them, and how many stand before it."""
+    given = row.data[answer]
+    if isinstance(given, str):
+        return [*turns, {"role": "assistant", "content": given}], len(turns)
+    if isinstance(given, dict):
+        return [*turns, given], len(turns)
+    whole = _list_of_turns(row, answer)
+    if whole[: len(turns)] != turns:
+        return [*turns, *whole], len(turns)
+    rejected = row.data.get("rejected")
+    pairs = zip(whole, rejected if isinstance(rejected, list) else (), strict=False)
+    shared = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+    return whole, max(len(turns), shared)
 
 
 def _list_of_turns(row: Row, column: str) -> list[Any]:
