@@ -10,9 +10,7 @@ nothing is masked by guess.
 
 from dataclasses import dataclass
 
-from jinja2 import TemplateError
-
-from ndtrain.data.chat_template import ChatTemplate, Messages
+from ndtrain.data.chat_template import ChatTemplate, Messages, TemplateRefusal
 from ndtrain.data.sample import Chat, Turn
 from ndtrain.recipe.data_keys import TurnRule
 
@@ -69,7 +67,7 @@ class _Marker:
                 self.text, blocks = self.template.render_tracked(self.messages, self.chat.tools)
             else:
                 self.text = self.template.render(self.messages, self.chat.tools)
-        except (TemplateError, TypeError) as error:
+        except TemplateRefusal as error:
             raise MaskError(f"the chat template refuses the row: {error}") from None
         if self.rules.everything:
             return Marked(self.text, ((0, len(self.text)),))
@@ -123,7 +121,7 @@ class _Marker:
         """Length of the rendering of the first turns, if the whole text starts with it."""
         try:
             text = self.template.render(self.messages[:count], self.chat.tools, prompt)
-        except (TemplateError, TypeError):
+        except TemplateRefusal:
             return None  # some templates refuse a conversation cut short; other ways are tried
         return len(text) if self.text.startswith(text) else None
 
@@ -136,7 +134,7 @@ class _Marker:
         messages[index] = {**messages[index], "content": probe}
         try:
             probed = self.template.render(messages, self.chat.tools)
-        except (TemplateError, TypeError) as error:
+        except TemplateRefusal as error:
             raise MaskError(f"the chat template refuses the row: {error}") from None
         before, found, after = probed.partition(probe)
         if not found:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from ndtrain.data.sample import Chat, Turn
@@ -20,6 +21,10 @@ _TOOLS_TEXT = (
     '"name" and its "arguments", and nothing else.'
 )
 Messages = list[dict[str, Any]]
+
+
+class TemplateRefusal(Exception):
+    """A template that fails on a conversation; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -55,28 +60,39 @@ class ChatTemplate:
         return _GENERATION.search(self.source) is not None
 
     def render(self, messages: Messages, tools: Sequence[Any], prompt: bool = False) -> str:
-        """The text of a conversation, with the opening of an answer when `prompt` is set."""
-        texts, _ = render_jinja_template(
-            [messages],
-            tools=list(tools) or None,
-            chat_template=self.source,
-            add_generation_prompt=prompt,
-            **self.variables,
-        )
+        """The text of a conversation, with the opening of an answer when `prompt` is set.
+
+        Raises:
+            TemplateRefusal: the template fails on the conversation.
+        """
+        texts, _ = self._run(messages, tools, add_generation_prompt=prompt)
         return str(texts[0])
 
     def render_tracked(
         self, messages: Messages, tools: Sequence[Any]
     ) -> tuple[str, list[tuple[int, int]]]:
-        """The text, and the character spans that the template tags as answers."""
-        texts, spans = render_jinja_template(
-            [messages],
-            tools=list(tools) or None,
-            chat_template=self.source,
-            return_assistant_tokens_mask=True,
-            **self.variables,
-        )
+        """The text, and the character spans that the template tags as answers.
+
+        Raises:
+            TemplateRefusal: the template fails on the conversation.
+        """
+        texts, spans = self._run(messages, tools, return_assistant_tokens_mask=True)
         return str(texts[0]), list(spans[0])
+
+    def _run(self, messages: Messages, tools: Sequence[Any], **how: bool) -> Any:
+        """Render; a template is a program, and may end in any error that Python has."""
+        try:
+            return render_jinja_template(
+                [messages],
+                tools=list(tools) or None,
+                chat_template=self.source,
+                **how,
+                **self.variables,
+            )
+        except TemplateError as error:
+            raise TemplateRefusal(str(error)) from error
+        except Exception as error:
+            raise TemplateRefusal(f"{type(error).__name__}: {error}") from error
 
     def adapt(self, chat: Chat, default_system: str | None = None) -> Chat:
         """The same conversation with what the template cannot read written into the text."""

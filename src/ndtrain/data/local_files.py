@@ -17,6 +17,7 @@ SUFFIXES: Mapping[str, str] = {
     ".jsonl": "json",
     ".ndjson": "json",
     ".csv": "csv",
+    ".tsv": "csv",
     ".parquet": "parquet",
     ".arrow": "arrow",
     ".txt": "text",
@@ -31,7 +32,12 @@ _ABOUT_ROWS = frozenset(
 
 def kind_of(path: PurePath) -> str | None:
     """The file kind that the suffix names."""
-    return SUFFIXES.get(path.suffix.lower())
+    return SUFFIXES.get(plain_suffix(path))
+
+
+def plain_suffix(path: PurePath) -> str:
+    """The suffix in small letters, of a packed file the one before .gz."""
+    return (PurePath(path.stem) if path.suffix.lower() == ".gz" else path).suffix.lower()
 
 
 def choose_files(path: Path, spec: DatasetSpec) -> Sequence[Path]:

@@ -5,8 +5,10 @@ its reader in READERS.
 """
 
 import hashlib
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -44,10 +46,16 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Files:
-    """Local files, read one after the other."""
+    """Local files, read one after the other.
+
+    Attributes:
+        kind: of all files; None goes by suffix.
+        columns: names under which the rows have lists, beside the usual ones.
+    """
 
     paths: tuple[Path, ...]
     kind: str | None
+    columns: frozenset[str] = frozenset()
 
     @property
     def size(self) -> int | None:
@@ -69,9 +77,11 @@ class Files:
     def rows(self) -> Iterator[RawRow]:
         """The rows of each file."""
         for path in self.paths:
+            kind = self._kind_of(path)
+            read = partial(read_json, columns=self.columns) if kind == "json" else READERS[kind]
             try:
-                yield from READERS[self._kind_of(path)](path)
-            except OSError as error:
+                yield from read(path)
+            except (OSError, EOFError, zlib.error) as error:
                 raise _unreadable(path, error) from error
 
     def _kind_of(self, path: Path) -> str:
@@ -79,9 +89,10 @@ class Files:
         return self.kind or kind_of(path) or "json"
 
 
-def _unreadable(path: Path, error: OSError) -> DataError:
-    """The message for a file that is there but cannot be read."""
-    return DataError(f"the file cannot be read: {error.strerror or error}.", where=str(path))
+def _unreadable(path: Path, error: Exception) -> DataError:
+    """The message for a file that is there but cannot be read, or not be unpacked."""
+    why = (isinstance(error, OSError) and error.strerror) or str(error).rstrip(".")
+    return DataError(f"the file cannot be read: {why}.", where=str(path))
 
 
 @dataclass(frozen=True)
@@ -140,7 +151,7 @@ def find_source(spec: DatasetSpec, vocabulary: int, seed: int, streaming: bool =
                 where="path",
                 hint=f"Name them with data_files, or write ./{spec.path} for a folder.",
             )
-        return Files(tuple(match_files(Path(), spec.data_files)), spec.path)
+        return Files(tuple(match_files(Path(), spec.data_files)), spec.path, _list_columns(spec))
     path = resolve_address(spec.path)
     if path is None:
         from ndtrain.data.hub import HubSource
@@ -152,4 +163,9 @@ def find_source(spec: DatasetSpec, vocabulary: int, seed: int, streaming: bool =
             where="path",
             hint=f"Paths start at the current folder, '{Path.cwd()}'.",
         )
-    return Files(tuple(choose_files(path, spec)), spec.ds_type)
+    return Files(tuple(choose_files(path, spec)), spec.ds_type, _list_columns(spec))
+
+
+def _list_columns(spec: DatasetSpec) -> frozenset[str]:
+    """Columns that the entry names and that hold lists."""
+    return frozenset(name for name in (spec.field_messages, spec.field_tools) if name)

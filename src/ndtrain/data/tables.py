@@ -1,38 +1,63 @@
 """Rows of column files: CSV, Parquet and Arrow."""
 
 import csv
+import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+from ndtrain.data.local_files import plain_suffix
+from ndtrain.data.opening import open_bytes
 from ndtrain.data.rows import RawRow
 from ndtrain.errors import DataError
 
 
 def read_csv(path: Path) -> Iterator[RawRow]:
-    """Rows of a CSV file whose first line names the columns."""
+    """Rows of a CSV file whose first line names the columns; of a .tsv file, parted by tabs."""
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file, restkey="", strict=True)
-        line = 1
+    delimiter = "\t" if plain_suffix(path) == ".tsv" else ","
+    # A wrong byte stays in its cell as half a character, so that its row can be named.
+    with (
+        open_bytes(path) as raw,
+        io.TextIOWrapper(raw, encoding="utf-8-sig", newline="", errors="surrogateescape") as file,
+    ):
+        reader = csv.DictReader(file, delimiter=delimiter, strict=True)
         try:
+            names = reader.fieldnames or ()
+            line = reader.line_num
+            wrong = _wrong_byte(names, f"{path}:1")
+            if wrong is not None:
+                raise wrong
             for columns in reader:
                 where, line = f"{path}:{line + 1}", reader.line_num
-                if "" in columns:
-                    raise DataError(
-                        f"the row has more cells than the {len(reader.fieldnames or ())} columns.",
-                        where=where,
-                        hint="Quote cells that hold commas.",
-                    )
-                yield RawRow(where, columns)
+                yield RawRow(where, _refusal(columns, len(names), where) or columns)
         except csv.Error as error:
             raise DataError(f"not valid CSV: {error}.", where=f"{path}:{reader.line_num}") from None
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"byte 0x{error.object[error.start]:02x} is not UTF-8.",
-                where=f"{path}:{reader.line_num + 1}",
-                hint="Save the file as UTF-8.",
-            ) from None
+
+
+def _refusal(columns: Mapping[Any, Any], count: int, where: str) -> DataError | None:
+    """Why a row cannot be used; cells without a column stand under None."""
+    if None in columns:
+        return DataError(
+            f"the row has more cells than the {count} columns.",
+            where=where,
+            hint="Quote cells that hold commas or tabs.",
+        )
+    return _wrong_byte(columns.values(), where)
+
+
+def _wrong_byte(cells: Iterable[str | None], where: str) -> DataError | None:
+    """The refusal of cells that are not UTF-8."""
+    for cell in cells:
+        try:
+            (cell or "").encode()
+        except UnicodeEncodeError as error:
+            byte = ord(error.object[error.start]) & 0xFF
+            return DataError(
+                f"byte 0x{byte:02x} is not UTF-8.", where=where, hint="Save the file as UTF-8."
+            )
+    return None
 
 
 def read_parquet(path: Path) -> Iterator[RawRow]:

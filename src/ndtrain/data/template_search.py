@@ -9,10 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from ndtrain.data.chat_template import CallStyle, ChatTemplate
+from ndtrain.data.chat_template import CallStyle, ChatTemplate, TemplateRefusal
 from ndtrain.data.sample import Chat, Turn
 from ndtrain.data.templates.catalog import TEMPLATES
 from ndtrain.errors import RecipeError
@@ -120,7 +119,7 @@ def _try(template: ChatTemplate, turns: Sequence[Turn], tools: Sequence[Any] = (
     """The rendering of a probe; empty where the template refuses it."""
     try:
         return template.render(template.messages_of(Chat(tuple(turns))), tools)
-    except (TemplateError, TypeError):
+    except TemplateRefusal:
         return ""  # a template that refuses a probe is judged on real rows
 
 

@@ -7,6 +7,7 @@ from itertools import takewhile
 from typing import Any
 
 from ndtrain.data.formats.tools import read_tool_calls, read_tools
+from ndtrain.data.json_text import load_json
 from ndtrain.data.rows import Row
 from ndtrain.data.sample import Chat, Segment, Turn
 from ndtrain.recipe.schema import DatasetSpec
@@ -105,7 +106,7 @@ def _list_of_turns(row: Row, column: str) -> list[Any]:
     value = row.data.get(column)
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = load_json(value)
         except json.JSONDecodeError:
             value = None
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
