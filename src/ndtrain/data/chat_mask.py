@@ -173,15 +173,16 @@ class _Marker:
         turn = self.chat.turns[index]
         if not turn.parts:
             return [(start, end)]
-        lead = len(turn.content) - len(turn.content.lstrip())
         place, _ = self._content_span(index)
-        if not self.text.startswith(turn.content.strip(), place):
-            raise MaskError(
-                f"the parts of turn {index + 1} ({turn.role}) cannot be told apart: the chat "
-                "template rewrites its content."
-            )
+        at = place
+        if not self.text.startswith(turn.content.rstrip(), place):  # the template trims it
+            at -= len(turn.content) - len(turn.content.lstrip())
+            if not self.text.startswith(turn.content.strip(), place):
+                raise MaskError(
+                    f"the parts of turn {index + 1} ({turn.role}) cannot be told apart: the chat "
+                    "template rewrites its content."
+                )
         spans: list[Span] = []
-        at = place - lead
         for part in turn.parts:
             if part.trained:
                 spans.append((max(at, place), min(at + len(part.text), end)))

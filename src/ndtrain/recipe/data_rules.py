@@ -1,9 +1,18 @@
 """Rules between the keys of the datasets and how rows are made of them."""
 
+import re
+
+from ndtrain.recipe.data_keys import InstructionMapping
 from ndtrain.recipe.problem import KeyPath, Problem, both_given, unknown_word
 from ndtrain.recipe.schema import Recipe
 from ndtrain.recipe.words import CHAT_TEMPLATES, DATASET_TYPES, FILE_KINDS
 
+_LAYOUTS = (
+    ("format", "instruction", ("instruction", "input", "system")),
+    ("no_input_format", "instruction", ("instruction", "input", "system")),
+    ("system_format", "system", ("system",)),
+)
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")
 _OTHER_LOADERS = ("audiofolder", "imagefolder", "pandas", "videofolder", "webdataset", "xml")
 """File kinds of the hub's library; without files it would take what lies in the current folder."""
 
@@ -64,6 +73,26 @@ def dataset_types_exist(recipe: Recipe) -> Problem | None:
                 problem = unknown_word((key, number, "type"), dataset.type, DATASET_TYPES)
                 if problem:
                     return problem
+    return None
+
+
+def layouts_hold_their_words(recipe: Recipe) -> Problem | None:
+    """A prompt's layout holds `{instruction}`, and no `{word}` but instruction, input and system."""
+    for key in ("datasets", "test_datasets"):
+        for number, dataset in enumerate(getattr(recipe, key)):
+            if not isinstance(dataset.type, InstructionMapping):
+                continue
+            for name, needed, allowed in _LAYOUTS:
+                layout = getattr(dataset.type, name)
+                path = (key, number, "type", name)
+                unknown = [word for word in _PLACEHOLDER.findall(layout) if word not in allowed]
+                if unknown:
+                    known = ", ".join(f"{{{word}}}" for word in allowed)
+                    return Problem(path, f"'{{{unknown[0]}}}' is unknown.", f"Known: {known}.")
+                if f"{{{needed}}}" not in layout:
+                    return Problem(
+                        path, f"'{layout}' lacks {{{needed}}}.", "Write it where that text stands."
+                    )
     return None
 
 

@@ -19,6 +19,7 @@ RULES: tuple[Rule, ...] = (
     training_rules.trackers_exist,
     training_rules.profile_names_its_steps,
     data_rules.dataset_types_exist,
+    data_rules.layouts_hold_their_words,
     data_rules.file_kinds_name_their_files,
     data_rules.chat_templates_exist,
     model_rules.model_given_once,

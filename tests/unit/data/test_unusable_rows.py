@@ -62,6 +62,11 @@ def contents(prepared: Prepared) -> list[tuple[list[int], list[int]]]:
             "chat_template",
             "it must be true or false, 1 or 0",
         ),
+        (
+            messages(("user", "a"), ("assistant", [{"text": "b", "train": "false"}])),
+            "chat_template",
+            "'train' of a part is 'false'; it must be true or false, 1 or 0",
+        ),
         ({**TALK, "tools": "[{"}, "chat_template", "column 'tools' is not valid JSON"),
         ({**TALK, "tools": 7}, "chat_template", "must be a list of tool definitions"),
         (

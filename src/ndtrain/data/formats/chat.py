@@ -156,7 +156,8 @@ def _turn(
     if calls:
         extra["tool_calls"] = read_tool_calls(row, calls)
     text, parts = _content(row, content, spoken, has_calls="tool_calls" in extra)
-    return Turn(role, text, _switch(row, spec, message), parts, extra)
+    wish = _switch(row, (spec.message_field_training, "weight"), "turn", message)
+    return Turn(role, text, wish, parts, extra)
 
 
 def _target_role(row: Row, spec: DatasetSpec, spoken: str) -> str:
@@ -167,14 +168,18 @@ def _target_role(row: Row, spec: DatasetSpec, spoken: str) -> str:
     return ROLES.get(spoken, spoken)
 
 
-def _switch(row: Row, spec: DatasetSpec, message: Mapping[str, Any]) -> bool | None:
-    """The turn's own wish to be trained: its `train` flag, or a weight of 0 or 1."""
-    for key in (spec.message_field_training, "weight"):
-        value = message.get(key)
+def _switch(row: Row, keys: Sequence[str], of: str, values: Mapping[str, Any]) -> bool | None:
+    """The wish of a turn or a part of one to be trained: its flag, or a weight of 0 or 1.
+
+    Args:
+        of: what has the keys, for the message.
+    """
+    for key in keys:
+        value = values.get(key)
         if value is None:
             continue
         if value not in (0, 1):
-            raise row.fail(f"'{key}' of a turn is {value!r}; it must be true or false, 1 or 0.")
+            raise row.fail(f"'{key}' of a {of} is {value!r}; it must be true or false, 1 or 0.")
         return bool(value)
     return None
 
@@ -205,7 +210,8 @@ def _content(
                 f"a part of type {kind!r} in a '{spoken}' turn is not text.",
                 "Only text is trained; remove images and other media.",
             )
-        wish = part.get("train", part.get("weight")) if isinstance(part, dict) else None
+        values = part if isinstance(part, dict) else {}
+        wish = _switch(row, ("train", "weight"), "part", values)
         switched |= wish is not None
-        parts.append(Segment(text, trained=wish is None or bool(wish)))
+        parts.append(Segment(text, trained=wish is not False))
     return "".join(part.text for part in parts), tuple(parts) if switched else ()
