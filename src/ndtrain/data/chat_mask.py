@@ -68,7 +68,7 @@ class _Marker:
             else:
                 self.text = self.template.render(self.messages, self.chat.tools)
         except TemplateRefusal as error:
-            raise MaskError(f"the chat template refuses the row: {error}") from None
+            raise _refused(error) from None
         if self.rules.everything:
             return Marked(self.text, ((0, len(self.text)),))
         answers = [index for index, turn in enumerate(self.chat.turns) if turn.role == "assistant"]
@@ -135,7 +135,7 @@ class _Marker:
         try:
             probed = self.template.render(messages, self.chat.tools)
         except TemplateRefusal as error:
-            raise MaskError(f"the chat template refuses the row: {error}") from None
+            raise _refused(error) from None
         before, found, after = probed.partition(probe)
         if not found:
             turn = self.chat.turns[index]
@@ -188,6 +188,11 @@ class _Marker:
                 spans.append((max(at, place), min(at + len(part.text), end)))
             at += len(part.text)
         return spans
+
+
+def _refused(refusal: TemplateRefusal) -> MaskError:
+    """The message for a conversation that the template fails on."""
+    return MaskError(f"the chat template refuses the row: {str(refusal).rstrip('.')}.")
 
 
 def _same_start(one: str, other: str) -> int:

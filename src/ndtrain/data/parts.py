@@ -18,8 +18,10 @@ from ndtrain.data.template_search import build_chat_template
 from ndtrain.data.tokens import TextEncoder
 from ndtrain.errors import NdtrainError, RecipeError
 from ndtrain.recipe.schema import DatasetSpec, PretrainingSpec, Recipe
+from ndtrain.recipe.template_choice import choose_template, has_own_template
 
 CHAT_TYPES = ("chat_template", "sharegpt")
+_TEMPLATE = "chat_template"
 VALIDATION = "validation"
 """The name of the evaluation set that `val_set_size` holds out."""
 
@@ -99,8 +101,10 @@ def find_parts(
         try:
             part = _find_part(recipe, spec, texts, eval_name)
         except RecipeError as error:
-            place = position(f"{key}.{error.where}") if error.where else position(key)
-            raise RecipeError(error.message, where=place, hint=error.hint) from error
+            inside = f"{key}.{error.where}" if error.where else key
+            if error.where.startswith(_TEMPLATE) and not has_own_template(spec):
+                inside = error.where
+            raise RecipeError(error.message, where=position(inside), hint=error.hint) from error
         parts.append(
             replace(
                 part,
@@ -165,12 +169,14 @@ def _find_template(recipe: Recipe, spec: DatasetSpec, texts: TextEncoder) -> Cha
     """The chat template of a dataset, the dataset's own before the recipe's."""
     if spec.path == "synthetic" or spec.type not in CHAT_TYPES:
         return None
+    choice = choose_template(recipe, spec)
     try:
         return build_chat_template(
             texts.tokenizer,
-            spec.chat_template or recipe.chat_template,
-            spec.chat_template_jinja or recipe.chat_template_jinja,
+            choice.name,
+            choice.jinja,
             recipe.chat_template_kwargs,
         )
     except NdtrainError as error:
-        raise RecipeError(error.message, where="chat_template", hint=error.hint) from error
+        key = "chat_template_jinja" if choice.name == "jinja" and choice.jinja else _TEMPLATE
+        raise RecipeError(error.message, where=key, hint=error.hint) from error

@@ -1,10 +1,12 @@
 """Rules between the keys of the datasets and how rows are made of them."""
 
 import re
+from collections.abc import Iterator
 
 from ndtrain.recipe.data_keys import InstructionMapping
 from ndtrain.recipe.problem import KeyPath, Problem, both_given, unknown_word
 from ndtrain.recipe.schema import Recipe
+from ndtrain.recipe.template_choice import TemplateChoice, choose_template, has_own_template
 from ndtrain.recipe.words import CHAT_TEMPLATES, DATASET_TYPES, FILE_KINDS
 
 _LAYOUTS = (
@@ -77,7 +79,7 @@ def dataset_types_exist(recipe: Recipe) -> Problem | None:
 
 
 def layouts_hold_their_words(recipe: Recipe) -> Problem | None:
-    """A prompt's layout holds `{instruction}`, and no `{word}` but instruction, input and system."""
+    """A prompt's layout holds `{instruction}`, and no word in braces but that, input and system."""
     for key in ("datasets", "test_datasets"):
         for number, dataset in enumerate(getattr(recipe, key)):
             if not isinstance(dataset.type, InstructionMapping):
@@ -115,28 +117,49 @@ def chat_templates_exist(recipe: Recipe) -> Problem | None:
 
     `tokenizer_default_fallback_<family>` takes the family's where the model has none.
     """
-    given: list[tuple[KeyPath, str]] = [(("chat_template",), recipe.chat_template)]
-    for key in ("datasets", "test_datasets"):
-        for number, dataset in enumerate(getattr(recipe, key)):
-            if dataset.chat_template is not None:
-                given.append(((key, number, "chat_template"), dataset.chat_template))
-    for path, word in given:
-        family = word.removeprefix("tokenizer_default_fallback_")
-        if family != word and family in CHAT_TEMPLATES:
+    for path, choice in _templates(recipe):
+        family = choice.name.removeprefix("tokenizer_default_fallback_")
+        if family != choice.name and family in CHAT_TEMPLATES:
             continue
-        problem = unknown_word(path, word, ("tokenizer_default", "jinja", *CHAT_TEMPLATES))
+        known = ("tokenizer_default", "jinja", *CHAT_TEMPLATES)
+        problem = unknown_word((*path, "chat_template"), choice.name, known)
         if problem:
             return problem
     return None
 
 
 def jinja_template_given(recipe: Recipe) -> Problem | None:
-    """`chat_template: jinja` needs the template in `chat_template_jinja`."""
-    if recipe.chat_template == "jinja" and not recipe.chat_template_jinja:
-        return Problem(
-            ("chat_template",), "'jinja' needs chat_template_jinja.", also=("chat_template_jinja",)
-        )
+    """`chat_template: jinja` needs the template in the `chat_template_jinja` beside it."""
+    for path, choice in _templates(recipe):
+        if choice.name == "jinja" and not choice.jinja:
+            return Problem(
+                (*path, "chat_template"),
+                "'jinja' needs chat_template_jinja.",
+                also=() if path else ("chat_template_jinja",),
+            )
     return None
+
+
+def one_template_at_a_level(recipe: Recipe) -> Problem | None:
+    """`chat_template_jinja` is the template of `chat_template: jinja`, not of another name."""
+    for path, choice in _templates(recipe):
+        if choice.jinja and choice.name != "jinja":
+            return Problem(
+                (*path, "chat_template_jinja"),
+                f"does nothing with chat_template: {choice.name}.",
+                "Remove it, or set chat_template: jinja.",
+                also=() if path else ("chat_template",),
+            )
+    return None
+
+
+def _templates(recipe: Recipe) -> Iterator[tuple[KeyPath, TemplateChoice]]:
+    """The recipe's template and those that datasets choose for themselves, with their places."""
+    yield (), choose_template(recipe)
+    for key in ("datasets", "test_datasets"):
+        for number, dataset in enumerate(getattr(recipe, key)):
+            if has_own_template(dataset):
+                yield (key, number), choose_template(recipe, dataset)
 
 
 def shares_or_counts(recipe: Recipe) -> Problem | None:

@@ -13,6 +13,7 @@ from ndtrain.recipe.data_keys import DatasetSpec, PretrainingSpec
 from ndtrain.recipe.problem import KeyPath, Problem, nearest
 from ndtrain.recipe.schema import Recipe
 from ndtrain.recipe.splits import split_in_name, split_name
+from ndtrain.recipe.template_choice import template_path
 from ndtrain.recipe.words import FILE_KINDS
 
 
@@ -99,8 +100,11 @@ def _advice(file: Path) -> str:
 
 
 def _missing_template(path: KeyPath, text: str) -> Iterator[Problem]:
-    """A template without any Jinja in it is a file name."""
-    if "{" not in text and "\n" not in text:
-        problem = _missing_path(path, text, must_be_local=True)
-        if problem:
-            yield problem
+    """A template that is an address must be one of a file."""
+    try:
+        file = template_path(text)
+    except RecipeError as error:
+        yield Problem(path, error.message, error.hint)
+        return
+    if file is not None and not file.is_file():
+        yield Problem(path, f"the file '{text}' does not exist.", _advice(file))

@@ -49,6 +49,7 @@ RULES: tuple[Rule, ...] = (
     model_rules.one_quantisation,
     model_rules.adapter_targets_given_once,
     data_rules.jinja_template_given,
+    data_rules.one_template_at_a_level,
     data_rules.shares_or_counts,
     data_rules.all_or_no_weights,
     training_rules.budget_needs_the_compiler,

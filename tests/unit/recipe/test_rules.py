@@ -129,6 +129,11 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"chat_template": "jinja"},
         "chat_template",
     ),
+    "one_template_at_a_level": (
+        {"chat_template": "llama3", "datasets": [{"path": "a", "chat_template_jinja": "{{ x }}"}]},
+        {"chat_template": "llama3", "chat_template_jinja": "{{ x }}"},
+        "chat_template_jinja",
+    ),
     "shares_or_counts": (
         {"datasets": [{"path": "a", "weight": 1}]},
         {"datasets": [{"path": "a", "weight": 1, "samples": 3}]},
@@ -240,6 +245,15 @@ MORE_FAILURES = [
         {"test_datasets": [{"path": "a", "type": {"system_format": "Be kind."}}]},
     ),
     ("file_kinds_name_their_files", {"test_datasets": [{"path": "imagefolder"}]}),
+    ("jinja_template_given", {"datasets": [{"path": "a", "chat_template": "jinja"}]}),
+    (
+        "one_template_at_a_level",
+        {
+            "datasets": [
+                {"path": "a", "chat_template": "chatml", "chat_template_jinja": "{{ messages }}"}
+            ]
+        },
+    ),
     ("dataset_types_exist", {"test_datasets": [{"path": "a", "type": "chat"}]}),
 ]
 
