@@ -72,7 +72,8 @@ def build(folder: Path, parts: Sequence[Part], recipe: Recipe, tell: Progress) -
         total += result.report.rows_used
     selected = _select(parts, ranges, recipe)
     lengths = np.concatenate([result.lengths for result in written])
-    report = _report(written, selected, lengths, RowStore([folder / name for name in files]))
+    taken = _count_taken(parts, ranges, selected)
+    report = _report(written, taken, selected, lengths, RowStore([folder / name for name in files]))
     if recipe.sample_packing:
         packing = pack(lengths[selected.train], recipe.sequence_len)
         fill = report.tokens / (len(packing) * recipe.sequence_len)
@@ -129,6 +130,7 @@ def _write_part(
         path=part.spec.path,
         rows_in=rows_in,
         rows_used=used,
+        rows_taken=used,
         tokens=tokens,
         trained_tokens=trained,
         duplicates=duplicates,
@@ -204,12 +206,27 @@ def _select(parts: Sequence[Part], ranges: Sequence[Index], recipe: Recipe) -> _
     mixed = mix_rows(training, [parts[place].spec for place in train], seed)
     for part, rows in zip(parts, ranges, strict=True):
         if part.eval_name is not None:
-            evals[part.eval_name] = rows
+            evals[part.eval_name] = mix_rows([rows], [part.spec], seed)
     return _Selected(mixed, evals)
 
 
+def _count_taken(parts: Sequence[Part], ranges: Sequence[Index], selected: _Selected) -> list[int]:
+    """The rows that each part gives to the set it is for, repeated ones each time."""
+    starts = [rows[0] for rows in ranges]
+    training = np.searchsorted(starts, selected.train, side="right") - 1
+    given = np.bincount(training, minlength=len(parts)).tolist()
+    return [
+        rows if part.eval_name is None else len(selected.evals[part.eval_name])
+        for part, rows in zip(parts, given, strict=True)
+    ]
+
+
 def _report(
-    written: Sequence[_Written], selected: _Selected, lengths: Ids, store: RowStore
+    written: Sequence[_Written],
+    taken: Sequence[int],
+    selected: _Selected,
+    lengths: Ids,
+    store: RowStore,
 ) -> DataReport:
     """Counts over the training selection."""
     train = selected.train
@@ -219,7 +236,10 @@ def _report(
     filled = np.searchsorted(tops, chosen, side="left")
     histogram = [(top, int((filled == place).sum())) for place, top in enumerate(tops)]
     return DataReport(
-        sources=tuple(result.report for result in written),
+        sources=tuple(
+            replace(result.report, rows_taken=rows)
+            for result, rows in zip(written, taken, strict=True)
+        ),
         train_rows=len(train),
         eval_rows={name: len(rows) for name, rows in selected.evals.items()},
         tokens=int(chosen.sum()),

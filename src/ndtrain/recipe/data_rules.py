@@ -186,3 +186,15 @@ def all_or_no_weights(recipe: Recipe) -> Problem | None:
             "Give every dataset a weight, or none.",
         )
     return None
+
+
+def evaluation_has_no_shares(recipe: Recipe) -> Problem | None:
+    """Sets of `test_datasets` are not mixed: a `weight` says nothing of them, `samples` does."""
+    for number, dataset in enumerate(recipe.test_datasets):
+        if dataset.weight is not None:
+            return Problem(
+                ("test_datasets", number, "weight"),
+                "evaluation sets are not mixed.",
+                "Remove it, or set samples: a number of rows.",
+            )
+    return None

@@ -52,6 +52,7 @@ RULES: tuple[Rule, ...] = (
     data_rules.one_template_at_a_level,
     data_rules.shares_or_counts,
     data_rules.all_or_no_weights,
+    data_rules.evaluation_has_no_shares,
     training_rules.budget_needs_the_compiler,
     training_rules.early_step_needs_single_pass,
     training_rules.offloading_needs_recomputing,

@@ -144,6 +144,11 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"datasets": [{"path": "a", "weight": 1}, {"path": "b"}]},
         "datasets",
     ),
+    "evaluation_has_no_shares": (
+        {"test_datasets": [{"path": "a", "samples": 3}]},
+        {"test_datasets": [{"path": "a", "weight": 3}]},
+        "test_datasets",
+    ),
     "budget_needs_the_compiler": (
         {"gradient_checkpointing": "budget"},
         {"gradient_checkpointing": "budget", "torch_compile": False},
