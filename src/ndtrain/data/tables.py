@@ -3,9 +3,9 @@
 import csv
 import io
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 from ndtrain.data.local_files import plain_suffix
 from ndtrain.data.opening import open_bytes
@@ -22,36 +22,40 @@ def read_csv(path: Path) -> Iterator[RawRow]:
         open_bytes(path) as raw,
         io.TextIOWrapper(raw, encoding="utf-8-sig", newline="", errors="surrogateescape") as file,
     ):
-        reader = csv.DictReader(file, delimiter=delimiter, strict=True)
+        reader = csv.reader(file, delimiter=delimiter, strict=True)
+        names: list[str] = []
+        line = 0
         try:
-            names = reader.fieldnames or ()
-            line = reader.line_num
-            wrong = _wrong_byte(names, f"{path}:1")
-            if wrong is not None:
-                raise wrong
-            for columns in reader:
+            for cells in reader:
                 where, line = f"{path}:{line + 1}", reader.line_num
-                yield RawRow(where, _refusal(columns, len(names), where) or columns)
+                if not names:
+                    names = cells
+                    wrong = _wrong_byte(names, where)
+                    if wrong is not None:
+                        raise wrong
+                elif cells:
+                    columns = dict(zip_longest(names, cells[: len(names)]))
+                    yield RawRow(where, _refusal(cells, len(names), where) or columns)
         except csv.Error as error:
-            raise DataError(f"not valid CSV: {error}.", where=f"{path}:{reader.line_num}") from None
+            raise DataError(f"not valid CSV: {error}.", where=f"{path}:{line + 1}") from None
 
 
-def _refusal(columns: Mapping[Any, Any], count: int, where: str) -> DataError | None:
-    """Why a row cannot be used; cells without a column stand under None."""
-    if None in columns:
+def _refusal(cells: Sequence[str], count: int, where: str) -> DataError | None:
+    """Why a row of a file with so many columns cannot be used."""
+    if len(cells) > count:
         return DataError(
             f"the row has more cells than the {count} columns.",
             where=where,
             hint="Quote cells that hold commas or tabs.",
         )
-    return _wrong_byte(columns.values(), where)
+    return _wrong_byte(cells, where)
 
 
-def _wrong_byte(cells: Iterable[str | None], where: str) -> DataError | None:
+def _wrong_byte(cells: Sequence[str], where: str) -> DataError | None:
     """The refusal of cells that are not UTF-8."""
     for cell in cells:
         try:
-            (cell or "").encode()
+            cell.encode()
         except UnicodeEncodeError as error:
             byte = ord(error.object[error.start]) & 0xFF
             return DataError(

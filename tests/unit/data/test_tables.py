@@ -25,6 +25,24 @@ def test_csv_rows_know_their_first_line(tmp_path: Path) -> None:
     assert rows_of(path) == [(f"{path}:2", ROWS[0]), (f"{path}:3", ROWS[1])]
 
 
+def test_csv_rows_know_their_line_past_blank_ones(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('\na,b\n\n"x, y",1\n\n\nc\n')
+    assert rows_of(path) == [
+        (f"{path}:4", ROWS[0]),
+        (f"{path}:7", {"a": "c", "b": None}),
+    ]
+
+
+@pytest.mark.parametrize("row", ['"c" d,2', '"c,2'])
+def test_csv_row_that_is_not_quoted_right(row: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(f"a,b\n1,2\n{row}\n5,6\n")
+    with pytest.raises(DataError, match="not valid CSV") as caught:
+        rows_of(path)
+    assert caught.value.where == f"{path}:3"
+
+
 def test_csv_row_with_too_many_cells(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("a,b\n1,2\n1,2,3\n")
