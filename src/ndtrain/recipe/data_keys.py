@@ -64,7 +64,9 @@ class DatasetSpec(RecipePart):
     )
     drop_system_message: bool = Field(False, description="Leave system turns out.")
     chat_template: str | None = Field(None, description="Template for this dataset only.")
-    chat_template_jinja: str | None = Field(None, description="Jinja text or file.")
+    chat_template_jinja: str | None = Field(
+        None, description="Jinja text or file; alone, this dataset's template."
+    )
     field_tools: str = Field("tools", description="Column of tool definitions.")
     field_thinking: str = Field("reasoning_content", description="Key of reasoning text in a turn.")
     weight: float | None = Field(

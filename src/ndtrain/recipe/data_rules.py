@@ -14,6 +14,17 @@ _LAYOUTS = (
     ("no_input_format", "instruction", ("instruction", "input", "system")),
     ("system_format", "system", ("system",)),
 )
+_SET_FOR_EACH_ROW = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversations",
+        "messages",
+        "return_assistant_tokens_mask",
+        "tools",
+    }
+)
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 _OTHER_LOADERS = ("audiofolder", "imagefolder", "pandas", "videofolder", "webdataset", "xml")
 """File kinds of the hub's library; without files it would take what lies in the current folder."""
@@ -149,6 +160,18 @@ def one_template_at_a_level(recipe: Recipe) -> Problem | None:
                 f"does nothing with chat_template: {choice.name}.",
                 "Remove it, or set chat_template: jinja.",
                 also=() if path else ("chat_template",),
+            )
+    return None
+
+
+def template_variables_are_free(recipe: Recipe) -> Problem | None:
+    """`chat_template_kwargs` holds no name that a template is given for each conversation."""
+    for name in recipe.chat_template_kwargs:
+        if name in _SET_FOR_EACH_ROW:
+            return Problem(
+                ("chat_template_kwargs", name),
+                "is set anew for each conversation.",
+                "Remove it; tools, for one, are a column of the rows.",
             )
     return None
 

@@ -134,6 +134,11 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"chat_template": "llama3", "chat_template_jinja": "{{ x }}"},
         "chat_template_jinja",
     ),
+    "template_variables_are_free": (
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"chat_template_kwargs": {"tools": []}},
+        "chat_template_kwargs",
+    ),
     "shares_or_counts": (
         {"datasets": [{"path": "a", "weight": 1}]},
         {"datasets": [{"path": "a", "weight": 1, "samples": 3}]},
