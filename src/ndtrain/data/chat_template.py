@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from ndtrain.data.sample import Chat, Turn
+from ndtrain.data.sample import Chat, Segment, Turn
 
 _GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")
 _TOOLS_TEXT = (
@@ -103,7 +103,7 @@ class ChatTemplate:
         if tools and not self.reads_tools:
             text = "\n".join([_TOOLS_TEXT, *(_json(tool) for tool in tools)])
             if turns and turns[0].role == "system":
-                turns[0] = replace(turns[0], content=f"{turns[0].content}\n\n{text}", parts=())
+                turns[0] = _around(turns[0], after=f"\n\n{text}", trained=False)
             else:
                 turns.insert(0, Turn("system", text))
             tools = ()
@@ -112,15 +112,13 @@ class ChatTemplate:
     def _adapt_turn(self, turn: Turn) -> Turn:
         """The turn with calls and reasoning that the template does not read as text."""
         extra = dict(turn.extra)
-        content = turn.content
+        before = after = ""
         if "reasoning_content" in extra and not self.reads_reasoning:
-            content = f"<think>\n{extra.pop('reasoning_content')}\n</think>\n\n{content}"
+            before = f"<think>\n{extra.pop('reasoning_content')}\n</think>\n\n"
         if "tool_calls" in extra and self.call_style is None:
-            calls = [_json(call["function"]) for call in extra.pop("tool_calls")]
-            content = "\n".join([content, *calls] if content else calls)
-        if content == turn.content:
-            return turn
-        return replace(turn, content=content, parts=(), extra=extra)
+            after = "\n".join(_json(call["function"]) for call in extra.pop("tool_calls"))
+            after = f"\n{after}" if before or turn.content else after
+        return _around(replace(turn, extra=extra), before, after) if before or after else turn
 
     def messages_of(self, chat: Chat) -> Messages:
         """The conversation as the template expects it."""
@@ -134,6 +132,12 @@ class ChatTemplate:
                     message["content"] = None
             messages.append(message)
         return messages
+
+
+def _around(turn: Turn, before: str = "", after: str = "", trained: bool = True) -> Turn:
+    """The turn with text around its content; `trained` says whether that is trained with it."""
+    parts = (Segment(before, trained), *turn.parts, Segment(after, trained)) if turn.parts else ()
+    return replace(turn, content=f"{before}{turn.content}{after}", parts=parts)
 
 
 def _styled(call: Mapping[str, Any], style: CallStyle) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from ndtrain.data.formats.catalog import Format
 from ndtrain.data.formats.chat import ROLES
 from ndtrain.data.json_text import UnusableJson, check_characters
 from ndtrain.data.report import UNKNOWN_ROLE
-from ndtrain.data.rows import RawRow, Row
+from ndtrain.data.rows import SKIP_ADVICE, RawRow, Row
 from ndtrain.data.sample import Chat, Passage, Sample, Tokens
 from ndtrain.data.tokens import Encoded, Ids, TextEncoder
 from ndtrain.errors import DataError
@@ -34,7 +34,6 @@ TWO_ENDS = "two end tokens"
 NO_END = "an answer without an end token"
 SPLIT_END = "an end marker of several tokens"
 
-_SKIP = "Leave such rows out with on_bad_row: skip."
 _MOST_BROKEN = 5
 """Unusable rows that one message names."""
 
@@ -128,9 +127,9 @@ class RowEncoder:
         try:
             self._add(row, self.read(row, self.spec), chunk)
         except UnusableJson as error:
-            raise row.fail(f"the row cannot be used: {error}.", f"Fix it. {_SKIP}") from None
+            raise row.fail(f"the row cannot be used: {error}.", f"Fix it. {SKIP_ADVICE}") from None
         except RecursionError:
-            raise row.fail("its values are nested too deep.", f"Fix it. {_SKIP}") from None
+            raise row.fail("its values are nested too deep.", f"Fix it. {SKIP_ADVICE}") from None
 
     def _add(self, row: Row, sample: Sample, chunk: Chunk) -> None:
         """Tokenise one sample and take what fits."""

@@ -7,10 +7,9 @@ in `tables.py` and name it in `sources.py`.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Generator, Iterator, Mapping, Set
 from dataclasses import dataclass
 from decimal import Decimal
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,7 @@ _LISTS = frozenset(
     }
 )
 """Columns that hold lists: a file of one such list alone is a row, not a list of rows."""
-_SKIP = "Leave such rows out with on_bad_row: skip."
+SKIP_ADVICE = "Leave such rows out with on_bad_row: skip."
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -76,7 +75,7 @@ class Row:
             kind = "is null" if column in self.data else "is missing"
             raise self.fail(
                 f"column '{column}' {kind}.",
-                f"Columns of this row: {known}.{another} {_SKIP}",
+                f"Columns of this row: {known}.{another} {SKIP_ADVICE}",
             )
         if isinstance(value, str):
             return value
@@ -130,7 +129,7 @@ class RawRow:
         if not isinstance(self.payload, bytes):
             columns = self.payload.items()
             return Row(self.where, {name: None if _is_null(one) else one for name, one in columns})
-        return Row(self.where, _parse_object(self.payload, self.where, otherwise=f" {_SKIP}"))
+        return Row(self.where, _parse_object(self.payload, self.where, otherwise=f" {SKIP_ADVICE}"))
 
 
 def read_json(path: Path, columns: Set[str] = frozenset()) -> Iterator[RawRow]:
@@ -162,29 +161,45 @@ def read_text(path: Path) -> Iterator[RawRow]:
 
 
 def _read_lines(path: Path, columns: Set[str]) -> Iterator[RawRow]:
-    """One JSON object a line; blank lines are passed over."""
+    """One JSON object a line, or one object that is the whole file."""
+    lines = _filled_lines(path)
+    number, first = next(lines, (0, b""))
+    _, second = next(lines, (0, b""))
+    lines.close()
+    where = f"{path}:{number}"
+    if second and first.lstrip().startswith(b"{") and not any(map(_is_object, (first, second))):
+        try:
+            with open_bytes(path) as file:
+                row = _parse_object(file.read().removeprefix(_BOM), where)
+        except DataError:
+            if first.strip() == b"{":
+                raise
+        else:
+            yield from _unwrap(row, path, where, columns)
+            return
+    if first and not second and _is_object(first):
+        yield from _unwrap(_parse_object(first, where), path, where, columns)
+        return
+    for number, line in _filled_lines(path):
+        yield RawRow(f"{path}:{number}", line)
+
+
+def _filled_lines(path: Path) -> Generator[tuple[int, bytes]]:
+    """The lines that are not blank, with their numbers."""
     with open_bytes(path) as file:
-        lines = (
-            (number, line.removeprefix(_BOM) if number == 1 else line)
-            for number, line in enumerate(file, 1)
-        )
-        filled = ((number, line) for number, line in lines if line.strip())
-        number, first = next(filled, (0, b""))
-        second = next(filled, None)
-        where = f"{path}:{number}"
-        if second is not None and first.strip() != b"{":
-            rows = chain([(number, first), second], filled)
-            yield from (RawRow(f"{path}:{place}", line) for place, line in rows)
-        elif second is not None:
-            whole = first + second[1] + file.read()
-            yield from _unwrap(_parse_object(whole, where), path, where, columns)
-        elif first:
-            try:
-                alone = _parse_object(first, where)
-            except DataError:
-                yield RawRow(where, first)  # parsing it refuses it again, and says how to go on
-            else:
-                yield from _unwrap(alone, path, where, columns)
+        for number, line in enumerate(file, 1):
+            payload = line.removeprefix(_BOM) if number == 1 else line
+            if payload.strip():
+                yield number, payload
+
+
+def _is_object(line: bytes) -> bool:
+    """Whether a line is a JSON object."""
+    try:
+        _parse_object(line, "")
+    except DataError:
+        return False
+    return True
 
 
 def _unwrap(row: Mapping[str, Any], path: Path, where: str, columns: Set[str]) -> Iterator[RawRow]:
@@ -282,7 +297,9 @@ def _broken(error: json.JSONDecodeError, text: str, where: str, otherwise: str =
 
 def _unusable(error: UnusableJson, where: str) -> DataError:
     """The message for JSON that holds what nothing can be made of."""
-    return DataError(f"the row cannot be used: {error}.", where=where, hint=f"Fix it. {_SKIP}")
+    return DataError(
+        f"the row cannot be used: {error}.", where=where, hint=f"Fix it. {SKIP_ADVICE}"
+    )
 
 
 def _as_row(item: Any, where: str) -> RawRow:

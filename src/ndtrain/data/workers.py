@@ -160,6 +160,7 @@ def _encode(encoder: RowEncoder, chunk: list[RawRow]) -> Chunk | NdtrainError | 
 
 
 def _out_of_memory() -> OutOfMemoryError:
+    """The message for a worker that had no room."""
     return OutOfMemoryError(
         "a tokenising process was killed, most likely for want of memory.",
         hint="Set dataset_num_proc to a smaller number.",

@@ -291,6 +291,28 @@ GOLDEN: dict[str, tuple[Any, dict[str, Any], list[Piece], dict[str, Any]]] = {
         [*turn("user", "Hi"), *turn("assistant", "<think>\nGreet.\n</think>\n\nYo", True)],
         {},
     ),
+    "reasoning before parts with switches": (
+        "chat_template",
+        {
+            "messages": [
+                {"role": "user", "content": "Hi"},
+                {
+                    "role": "assistant",
+                    "content": [{"text": "Old.", "train": False}, {"text": " New.", "train": True}],
+                    "reasoning_content": "Greet.",
+                },
+            ]
+        },
+        [
+            *turn("user", "Hi"),
+            ("<|im_start|>assistant\n", False),
+            ("<think>\nGreet.\n</think>\n\n", True),
+            ("Old.", False),
+            (" New." + END, True),
+            ("\n", False),
+        ],
+        {},
+    ),
     "preference trains the chosen answer": (
         "chat_template",
         {

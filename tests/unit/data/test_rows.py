@@ -212,7 +212,7 @@ def test_values_of_tables_that_are_no_text(value: object, kind: str) -> None:
 TALK = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 
 
-@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("indent", [None, 1, "wide"])
 @pytest.mark.parametrize(
     ("content", "rows"),
     [
@@ -227,11 +227,23 @@ TALK = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     ],
 )
 def test_a_file_of_one_object_is_a_row_or_holds_rows(
-    content: object, rows: list[object], indent: int | None, tmp_path: Path
+    content: object, rows: list[object], indent: int | str | None, tmp_path: Path
 ) -> None:
     path = tmp_path / "a.json"
-    path.write_text(json.dumps(content, indent=indent))
+    text = json.dumps(content, indent=None if indent == "wide" else indent)
+    path.write_text(text.replace(": [", ": [\n").replace("}, {", "},\n {") if indent else text)
     assert [raw.parse().data for raw in read_json(path, {"talk"})] == rows
+
+
+def test_two_broken_lines_are_two_rows(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"a": 1\n{"a": 2\n{"a": 3}\n')
+    first, second, third = read_json(path)
+    assert third.parse() == Row(f"{path}:3", {"a": 3})
+    for number, broken in enumerate((first, second), 1):
+        with pytest.raises(DataError, match="not valid JSON") as caught:
+            broken.parse()
+        assert caught.value.where == f"{path}:{number}"
 
 
 def test_two_lines_are_two_rows_whatever_they_hold(tmp_path: Path) -> None:
