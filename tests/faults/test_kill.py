@@ -331,7 +331,8 @@ def test_max_time_saves_and_exits_143(tmp_path: Path, undisturbed: Trace) -> Non
     status = read_status(run / "status.json")
     assert status is not None
     assert status.state == "stopped"
-    assert max(checkpoint_state(run)[0]) == status.step
+    # none is saved where the time is over within the first evaluation
+    assert max(checkpoint_state(run)[0], default=0) == status.step
     finish(recipe)
     assert read_trace(run) == undisturbed
 

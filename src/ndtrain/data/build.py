@@ -13,7 +13,7 @@ from ndtrain.data import encode
 from ndtrain.data.encode import Chunk
 from ndtrain.data.mix import mix_rows, split_rows
 from ndtrain.data.pack import pack
-from ndtrain.data.parts import Part, split_seed
+from ndtrain.data.parts import VALIDATION, Part, split_seed
 from ndtrain.data.report import UNKNOWN_ROLE, DataReport, SourceReport
 from ndtrain.data.sources import Files
 from ndtrain.data.token_rows import Index, RowStore, RowWriter
@@ -26,6 +26,7 @@ Progress = Callable[[str, int, int | None], None]
 """Called with what is being done, rows done, and rows in all when that is known."""
 
 CONTENTS = "prepared.json"
+TRAIN = "train.npy"
 _DROPPED = (encode.BAD_ROW, encode.TOO_LONG, encode.TOO_SHORT, encode.NOTHING_TRAINED)
 _CHANGED = (encode.TRUNCATED, encode.SPLIT, encode.PREFERENCE)
 _WARNINGS = (encode.TWO_STARTS, encode.TWO_ENDS, encode.NO_END, encode.SPLIT_END)
@@ -40,6 +41,14 @@ class _Written:
 
     report: SourceReport
     lengths: Ids
+
+
+@dataclass(frozen=True)
+class _Selected:
+    """Row numbers of the training set and, apart from it, of each evaluation set by its name."""
+
+    train: Index
+    evals: Mapping[str, Index]
 
 
 def build(folder: Path, parts: Sequence[Part], recipe: Recipe, tell: Progress) -> None:
@@ -61,20 +70,23 @@ def build(folder: Path, parts: Sequence[Part], recipe: Recipe, tell: Progress) -
         written.append(result)
         ranges.append(np.arange(total, total + result.report.rows_used, dtype=np.int64))
         total += result.report.rows_used
-    selections = _select(parts, ranges, recipe)
+    selected = _select(parts, ranges, recipe)
     lengths = np.concatenate([result.lengths for result in written])
-    report = _report(written, selections, lengths, RowStore([folder / name for name in files]))
+    taken = _count_taken(parts, ranges, selected)
+    report = _report(written, taken, selected, lengths, RowStore([folder / name for name in files]))
     if recipe.sample_packing:
-        packing = pack(lengths[selections["train"]], recipe.sequence_len)
+        packing = pack(lengths[selected.train], recipe.sequence_len)
         fill = report.tokens / (len(packing) * recipe.sequence_len)
         report = replace(report, packed_rows=len(packing), fill=fill)
-    saved: dict[str, str] = {}
-    for number, (name, index) in enumerate(selections.items()):
-        saved[name] = f"selection-{number:03}.npy"
-        np.save(folder / saved[name], index)
+    np.save(folder / TRAIN, selected.train)
+    evals: dict[str, str] = {}
+    for number, (name, index) in enumerate(selected.evals.items()):
+        evals[name] = f"eval-{number:03}.npy"
+        np.save(folder / evals[name], index)
     contents = {
         "files": files,
-        "selections": saved,
+        "train": TRAIN,
+        "evals": evals,
         "report": report.to_json(),
         "paths": local_paths(parts),
     }
@@ -118,6 +130,7 @@ def _write_part(
         path=part.spec.path,
         rows_in=rows_in,
         rows_used=used,
+        rows_taken=used,
         tokens=tokens,
         trained_tokens=trained,
         duplicates=duplicates,
@@ -178,39 +191,57 @@ def _nothing_left(report: SourceReport) -> DataError:
     )
 
 
-def _select(parts: Sequence[Part], ranges: Sequence[Index], recipe: Recipe) -> dict[str, Index]:
+def _select(parts: Sequence[Part], ranges: Sequence[Index], recipe: Recipe) -> _Selected:
     """Row numbers of the training set and of each evaluation set."""
     train = [place for place, part in enumerate(parts) if part.eval_name is None]
     training = [ranges[place] for place in train]
-    selections: dict[str, Index] = {}
+    evals: dict[str, Index] = {}
     seed = split_seed(recipe)
     if recipe.val_set_size:
         everything = np.concatenate(training)
         kept, held = split_rows(len(everything), recipe.val_set_size, seed)
-        selections["validation"] = everything[held]
+        evals[VALIDATION] = everything[held]
         remaining = everything[kept]
         training = [part[np.isin(part, remaining, assume_unique=True)] for part in training]
     mixed = mix_rows(training, [parts[place].spec for place in train], seed)
     for part, rows in zip(parts, ranges, strict=True):
         if part.eval_name is not None:
-            selections[part.eval_name] = rows
-    return {"train": mixed, **selections}
+            evals[part.eval_name] = mix_rows([rows], [part.spec], seed)
+    return _Selected(mixed, evals)
+
+
+def _count_taken(parts: Sequence[Part], ranges: Sequence[Index], selected: _Selected) -> list[int]:
+    """The rows that each part gives to the set it is for, repeated ones each time."""
+    starts = [rows[0] for rows in ranges]
+    training = np.searchsorted(starts, selected.train, side="right") - 1
+    given = np.bincount(training, minlength=len(parts)).tolist()
+    return [
+        rows if part.eval_name is None else len(selected.evals[part.eval_name])
+        for part, rows in zip(parts, given, strict=True)
+    ]
 
 
 def _report(
-    written: Sequence[_Written], selections: Mapping[str, Index], lengths: Ids, store: RowStore
+    written: Sequence[_Written],
+    taken: Sequence[int],
+    selected: _Selected,
+    lengths: Ids,
+    store: RowStore,
 ) -> DataReport:
     """Counts over the training selection."""
-    train = selections["train"]
+    train = selected.train
     chosen = lengths[train]
     longest = int(chosen.max())
     tops = [2**power for power in range(3, max(4, longest.bit_length() + 1))]
     filled = np.searchsorted(tops, chosen, side="left")
     histogram = [(top, int((filled == place).sum())) for place, top in enumerate(tops)]
     return DataReport(
-        sources=tuple(result.report for result in written),
+        sources=tuple(
+            replace(result.report, rows_taken=rows)
+            for result, rows in zip(written, taken, strict=True)
+        ),
         train_rows=len(train),
-        eval_rows={name: len(rows) for name, rows in selections.items() if name != "train"},
+        eval_rows={name: len(rows) for name, rows in selected.evals.items()},
         tokens=int(chosen.sum()),
         trained_tokens=int(store.column("targets")[train].sum()),
         longest=longest,

@@ -12,7 +12,7 @@ from typing import Any
 from ndtrain.errors import CheckpointError
 from ndtrain.recipe.unwritable import advise_unwritable
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 4
 """Raised whenever the same input would be prepared differently: old results are not used then."""
 
 

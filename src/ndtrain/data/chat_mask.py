@@ -10,9 +10,7 @@ nothing is masked by guess.
 
 from dataclasses import dataclass
 
-from jinja2 import TemplateError
-
-from ndtrain.data.chat_template import ChatTemplate, Messages
+from ndtrain.data.chat_template import ChatTemplate, Messages, TemplateRefusal
 from ndtrain.data.sample import Chat, Turn
 from ndtrain.recipe.data_keys import TurnRule
 
@@ -69,8 +67,8 @@ class _Marker:
                 self.text, blocks = self.template.render_tracked(self.messages, self.chat.tools)
             else:
                 self.text = self.template.render(self.messages, self.chat.tools)
-        except (TemplateError, TypeError) as error:
-            raise MaskError(f"the chat template refuses the row: {error}") from None
+        except TemplateRefusal as error:
+            raise _refused(error) from None
         if self.rules.everything:
             return Marked(self.text, ((0, len(self.text)),))
         answers = [index for index, turn in enumerate(self.chat.turns) if turn.role == "assistant"]
@@ -123,7 +121,7 @@ class _Marker:
         """Length of the rendering of the first turns, if the whole text starts with it."""
         try:
             text = self.template.render(self.messages[:count], self.chat.tools, prompt)
-        except (TemplateError, TypeError):
+        except TemplateRefusal:
             return None  # some templates refuse a conversation cut short; other ways are tried
         return len(text) if self.text.startswith(text) else None
 
@@ -136,8 +134,8 @@ class _Marker:
         messages[index] = {**messages[index], "content": probe}
         try:
             probed = self.template.render(messages, self.chat.tools)
-        except (TemplateError, TypeError) as error:
-            raise MaskError(f"the chat template refuses the row: {error}") from None
+        except TemplateRefusal as error:
+            raise _refused(error) from None
         before, found, after = probed.partition(probe)
         if not found:
             turn = self.chat.turns[index]
@@ -175,20 +173,26 @@ class _Marker:
         turn = self.chat.turns[index]
         if not turn.parts:
             return [(start, end)]
-        lead = len(turn.content) - len(turn.content.lstrip())
         place, _ = self._content_span(index)
-        if not self.text.startswith(turn.content.strip(), place):
-            raise MaskError(
-                f"the parts of turn {index + 1} ({turn.role}) cannot be told apart: the chat "
-                "template rewrites its content."
-            )
+        at = place
+        if not self.text.startswith(turn.content.rstrip(), place):  # the template trims it
+            at -= len(turn.content) - len(turn.content.lstrip())
+            if not self.text.startswith(turn.content.strip(), place):
+                raise MaskError(
+                    f"the parts of turn {index + 1} ({turn.role}) cannot be told apart: the chat "
+                    "template rewrites its content."
+                )
         spans: list[Span] = []
-        at = place - lead
         for part in turn.parts:
             if part.trained:
                 spans.append((max(at, place), min(at + len(part.text), end)))
             at += len(part.text)
         return spans
+
+
+def _refused(refusal: TemplateRefusal) -> MaskError:
+    """The message for a conversation that the template fails on."""
+    return MaskError(f"the chat template refuses the row: {str(refusal).rstrip('.')}.")
 
 
 def _same_start(one: str, other: str) -> int:

@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from ndtrain.data.sample import Chat, Turn
+from ndtrain.data.sample import Chat, Segment, Turn
 
 _GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")
 _TOOLS_TEXT = (
@@ -20,6 +21,10 @@ _TOOLS_TEXT = (
     '"name" and its "arguments", and nothing else.'
 )
 Messages = list[dict[str, Any]]
+
+
+class TemplateRefusal(Exception):
+    """A template that fails on a conversation; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -55,28 +60,39 @@ class ChatTemplate:
         return _GENERATION.search(self.source) is not None
 
     def render(self, messages: Messages, tools: Sequence[Any], prompt: bool = False) -> str:
-        """The text of a conversation, with the opening of an answer when `prompt` is set."""
-        texts, _ = render_jinja_template(
-            [messages],
-            tools=list(tools) or None,
-            chat_template=self.source,
-            add_generation_prompt=prompt,
-            **self.variables,
-        )
+        """The text of a conversation, with the opening of an answer when `prompt` is set.
+
+        Raises:
+            TemplateRefusal: the template fails on the conversation.
+        """
+        texts, _ = self._run(messages, tools, add_generation_prompt=prompt)
         return str(texts[0])
 
     def render_tracked(
         self, messages: Messages, tools: Sequence[Any]
     ) -> tuple[str, list[tuple[int, int]]]:
-        """The text, and the character spans that the template tags as answers."""
-        texts, spans = render_jinja_template(
-            [messages],
-            tools=list(tools) or None,
-            chat_template=self.source,
-            return_assistant_tokens_mask=True,
-            **self.variables,
-        )
+        """The text, and the character spans that the template tags as answers.
+
+        Raises:
+            TemplateRefusal: the template fails on the conversation.
+        """
+        texts, spans = self._run(messages, tools, return_assistant_tokens_mask=True)
         return str(texts[0]), list(spans[0])
+
+    def _run(self, messages: Messages, tools: Sequence[Any], **how: bool) -> Any:
+        """Render; a template is a program, and may end in any error that Python has."""
+        try:
+            return render_jinja_template(
+                [messages],
+                tools=list(tools) or None,
+                chat_template=self.source,
+                **how,
+                **self.variables,
+            )
+        except TemplateError as error:
+            raise TemplateRefusal(str(error)) from error
+        except Exception as error:
+            raise TemplateRefusal(f"{type(error).__name__}: {error}") from error
 
     def adapt(self, chat: Chat, default_system: str | None = None) -> Chat:
         """The same conversation with what the template cannot read written into the text."""
@@ -87,7 +103,7 @@ class ChatTemplate:
         if tools and not self.reads_tools:
             text = "\n".join([_TOOLS_TEXT, *(_json(tool) for tool in tools)])
             if turns and turns[0].role == "system":
-                turns[0] = replace(turns[0], content=f"{turns[0].content}\n\n{text}", parts=())
+                turns[0] = _around(turns[0], after=f"\n\n{text}", trained=False)
             else:
                 turns.insert(0, Turn("system", text))
             tools = ()
@@ -96,15 +112,13 @@ class ChatTemplate:
     def _adapt_turn(self, turn: Turn) -> Turn:
         """The turn with calls and reasoning that the template does not read as text."""
         extra = dict(turn.extra)
-        content = turn.content
+        before = after = ""
         if "reasoning_content" in extra and not self.reads_reasoning:
-            content = f"<think>\n{extra.pop('reasoning_content')}\n</think>\n\n{content}"
+            before = f"<think>\n{extra.pop('reasoning_content')}\n</think>\n\n"
         if "tool_calls" in extra and self.call_style is None:
-            calls = [_json(call["function"]) for call in extra.pop("tool_calls")]
-            content = "\n".join([content, *calls] if content else calls)
-        if content == turn.content:
-            return turn
-        return replace(turn, content=content, parts=(), extra=extra)
+            after = "\n".join(_json(call["function"]) for call in extra.pop("tool_calls"))
+            after = f"\n{after}" if before or turn.content else after
+        return _around(replace(turn, extra=extra), before, after) if before or after else turn
 
     def messages_of(self, chat: Chat) -> Messages:
         """The conversation as the template expects it."""
@@ -118,6 +132,12 @@ class ChatTemplate:
                     message["content"] = None
             messages.append(message)
         return messages
+
+
+def _around(turn: Turn, before: str = "", after: str = "", trained: bool = True) -> Turn:
+    """The turn with text around its content; `trained` says whether that is trained with it."""
+    parts = (Segment(before, trained), *turn.parts, Segment(after, trained)) if turn.parts else ()
+    return replace(turn, content=f"{before}{turn.content}{after}", parts=parts)
 
 
 def _styled(call: Mapping[str, Any], style: CallStyle) -> dict[str, Any]:

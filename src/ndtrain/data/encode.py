@@ -13,8 +13,9 @@ from ndtrain.data.chat_mask import MaskError, TrainRules, mark_chat
 from ndtrain.data.chat_template import ChatTemplate
 from ndtrain.data.formats.catalog import Format
 from ndtrain.data.formats.chat import ROLES
+from ndtrain.data.json_text import UnusableJson, check_characters
 from ndtrain.data.report import UNKNOWN_ROLE
-from ndtrain.data.rows import RawRow, Row
+from ndtrain.data.rows import SKIP_ADVICE, RawRow, Row
 from ndtrain.data.sample import Chat, Passage, Sample, Tokens
 from ndtrain.data.tokens import Encoded, Ids, TextEncoder
 from ndtrain.errors import DataError
@@ -108,8 +109,7 @@ class RowEncoder:
         broken: list[DataError] = []
         for raw in raws:
             try:
-                row = raw.parse()
-                self._add(row, self.read(row, self.spec), chunk)
+                self._take(raw, chunk)
             except DataError as error:
                 if self.rules.skip_bad_rows:
                     chunk.count(BAD_ROW, f"{error.where}: {error.message}")
@@ -120,6 +120,16 @@ class RowEncoder:
         if broken:
             raise _all_broken(broken)
         return chunk
+
+    def _take(self, raw: RawRow, chunk: Chunk) -> None:
+        """One raw row as far as it goes."""
+        row = raw.parse()
+        try:
+            self._add(row, self.read(row, self.spec), chunk)
+        except UnusableJson as error:
+            raise row.fail(f"the row cannot be used: {error}.", f"Fix it. {SKIP_ADVICE}") from None
+        except RecursionError:
+            raise row.fail("its values are nested too deep.", f"Fix it. {SKIP_ADVICE}") from None
 
     def _add(self, row: Row, sample: Sample, chunk: Chunk) -> None:
         """Tokenise one sample and take what fits."""
@@ -182,10 +192,13 @@ class RowEncoder:
                 chunk.count(NO_END, row.where)
             if stops and self._marker_is_split:
                 chunk.count(SPLIT_END, row.where)
+        check_characters(marked.text)
         return self.texts.encode_spans(marked.text, marked.spans)
 
     def _encode_passage(self, passage: Passage) -> Encoded:
         """Segments one by one, between the start tokens and a trained end token."""
+        for segment in passage.segments:
+            check_characters(segment.text)
         pieces = [self.texts.ids(segment.text) for segment in passage.segments]
         starts = self.texts.starts
         brings_own = bool(starts and pieces) and pieces[0][: len(starts)] == starts
@@ -201,11 +214,12 @@ class RowEncoder:
         return Encoded(np.array(ids, dtype=np.int32), np.array(labels, dtype=np.int32))
 
     def _check_tokens(self, row: Row, sample: Tokens) -> Encoded:
-        """Given ids, which the vocabulary must hold."""
-        top = max(sample.ids, default=0)
+        """Given ids and labels, which the vocabulary must hold."""
+        top = max(max(numbers, default=0) for numbers in (sample.ids, sample.labels))
         if top >= self._vocabulary:
+            kind = "token id" if top in sample.ids else "label"
             raise row.fail(
-                f"token id {top} is outside the vocabulary of {self._vocabulary}.",
+                f"{kind} {top} is outside the vocabulary of {self._vocabulary}.",
                 "The rows were tokenised for another model.",
             )
         ids = np.array(sample.ids, dtype=np.int32)

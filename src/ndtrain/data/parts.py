@@ -1,9 +1,8 @@
 """The datasets of a recipe, each with its reader, its rules and everything that decides it."""
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,8 +18,12 @@ from ndtrain.data.template_search import build_chat_template
 from ndtrain.data.tokens import TextEncoder
 from ndtrain.errors import NdtrainError, RecipeError
 from ndtrain.recipe.schema import DatasetSpec, PretrainingSpec, Recipe
+from ndtrain.recipe.template_choice import choose_template, has_own_template
 
 CHAT_TYPES = ("chat_template", "sharegpt")
+_TEMPLATE = "chat_template"
+VALIDATION = "validation"
+"""The name of the evaluation set that `val_set_size` holds out."""
 
 
 class Placed(Protocol):
@@ -88,19 +91,20 @@ def find_parts(
             where=position("datasets"),
             hint="Add a `datasets:` entry with a path and a type.",
         )
-    names: Counter[str] = Counter()
+    names = {VALIDATION} if recipe.val_set_size else set()
     for number, spec in enumerate(recipe.test_datasets):
-        name = Path(spec.path).stem or "test"
-        names[name] += 1
-        name = name if names[name] == 1 else f"{name}-{names[name]}"
+        name = _free_name(Path(spec.path).stem or "test", names)
+        names.add(name)
         wanted.append((f"test_datasets[{number}]", spec, name, 0, None))
     parts: list[Part] = []
     for key, spec, eval_name, skip, limit in wanted:
         try:
             part = _find_part(recipe, spec, texts, eval_name)
         except RecipeError as error:
-            place = position(f"{key}.{error.where}") if error.where else position(key)
-            raise RecipeError(error.message, where=place, hint=error.hint) from error
+            inside = f"{key}.{error.where}" if error.where else key
+            if error.where.startswith(_TEMPLATE) and not has_own_template(spec):
+                inside = error.where
+            raise RecipeError(error.message, where=position(inside), hint=error.hint) from error
         parts.append(
             replace(
                 part,
@@ -110,6 +114,12 @@ def find_parts(
             )
         )
     return parts
+
+
+def _free_name(wanted: str, taken: Set[str]) -> str:
+    """The name, with the first number behind it that makes it one of its own."""
+    numbered = (f"{wanted}-{number}" for number in count(2))
+    return next(name for name in chain([wanted], numbered) if name not in taken)
 
 
 def _as_completion(stream: PretrainingSpec) -> DatasetSpec:
@@ -159,12 +169,14 @@ def _find_template(recipe: Recipe, spec: DatasetSpec, texts: TextEncoder) -> Cha
     """The chat template of a dataset, the dataset's own before the recipe's."""
     if spec.path == "synthetic" or spec.type not in CHAT_TYPES:
         return None
+    choice = choose_template(recipe, spec)
     try:
         return build_chat_template(
             texts.tokenizer,
-            spec.chat_template or recipe.chat_template,
-            spec.chat_template_jinja or recipe.chat_template_jinja,
+            choice.name,
+            choice.jinja,
             recipe.chat_template_kwargs,
         )
     except NdtrainError as error:
-        raise RecipeError(error.message, where="chat_template", hint=error.hint) from error
+        key = "chat_template_jinja" if choice.name == "jinja" and choice.jinja else _TEMPLATE
+        raise RecipeError(error.message, where=key, hint=error.hint) from error

@@ -101,11 +101,12 @@ def open_prepared(path: Path, files_here: Sequence[str] = ()) -> Prepared:
         replace(source, examples={why: moved.place(at) for why, at in source.examples.items()})
         for source in report.sources
     )
-    selections = {name: np.load(path / file) for name, file in contents["selections"].items()}
     return Prepared(
         path=path,
-        train=TokenRows(store, selections.pop("train")),
-        evals={name: TokenRows(store, index) for name, index in selections.items()},
+        train=TokenRows(store, np.load(path / contents["train"])),
+        evals={
+            name: TokenRows(store, np.load(path / file)) for name, file in contents["evals"].items()
+        },
         report=replace(report, sources=sources),
     )
 

@@ -50,7 +50,11 @@ def describe_data(report: DataReport) -> Iterator[str]:
 def _describe_source(source: SourceReport) -> Iterator[str]:
     """The counts of one dataset, and what was left out of it."""
     repeated = f", {source.duplicates:,} of them duplicates" if source.duplicates else ""
-    yield f"{source.path}: {source.rows_in:,} rows read, {source.rows_used:,} token rows{repeated}"
+    taken = f", {source.rows_taken:,} taken" if source.rows_taken != source.rows_used else ""
+    yield (
+        f"{source.path}: {source.rows_in:,} rows read, {source.rows_used:,} token rows"
+        f"{repeated}{taken}"
+    )
     for verb, counts in (
         ("dropped", source.dropped),
         ("changed", source.changed),

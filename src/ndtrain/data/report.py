@@ -13,6 +13,9 @@ class SourceReport:
     """Counts of one dataset.
 
     Attributes:
+        rows_used: token rows that were made of it.
+        rows_taken: rows that it gives to an epoch, or to its evaluation set: held-out rows are not
+            among them, rows that weight or samples repeats are counted each time.
         dropped: rows left out, by reason.
         changed: rows kept but not whole, by what happened to them.
         warnings: rows that look wrong, by what looks wrong.
@@ -22,6 +25,7 @@ class SourceReport:
     path: str
     rows_in: int
     rows_used: int
+    rows_taken: int
     tokens: int
     trained_tokens: int
     duplicates: int

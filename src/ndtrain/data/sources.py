@@ -5,13 +5,16 @@ its reader in READERS.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
+from ndtrain.data.local_files import choose_files, kind_of, match_files
 from ndtrain.data.rows import RawRow, read_json, read_text
 from ndtrain.data.tables import read_arrow, read_csv, read_parquet
 from ndtrain.errors import DataError, RecipeError
@@ -24,16 +27,6 @@ READERS: Mapping[str, Callable[[Path], Iterator[RawRow]]] = {
     "parquet": read_parquet,
     "arrow": read_arrow,
     "text": read_text,
-}
-SUFFIXES: Mapping[str, str] = {
-    ".json": "json",
-    ".jsonl": "json",
-    ".ndjson": "json",
-    ".csv": "csv",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".txt": "text",
-    ".md": "text",
 }
 
 
@@ -53,10 +46,16 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Files:
-    """Local files, read one after the other."""
+    """Local files, read one after the other.
+
+    Attributes:
+        kind: of all files; None goes by suffix.
+        columns: names under which the rows have lists, beside the usual ones.
+    """
 
     paths: tuple[Path, ...]
     kind: str | None
+    columns: frozenset[str] = frozenset()
 
     @property
     def size(self) -> int | None:
@@ -78,19 +77,22 @@ class Files:
     def rows(self) -> Iterator[RawRow]:
         """The rows of each file."""
         for path in self.paths:
+            kind = self._kind_of(path)
+            read = partial(read_json, columns=self.columns) if kind == "json" else READERS[kind]
             try:
-                yield from READERS[self._kind_of(path)](path)
-            except OSError as error:
+                yield from read(path)
+            except (OSError, EOFError, zlib.error) as error:
                 raise _unreadable(path, error) from error
 
     def _kind_of(self, path: Path) -> str:
         """The file kind: as the recipe says, else by suffix."""
-        return self.kind or SUFFIXES.get(path.suffix.lower(), "json")
+        return self.kind or kind_of(path) or "json"
 
 
-def _unreadable(path: Path, error: OSError) -> DataError:
-    """The message for a file that is there but cannot be read."""
-    return DataError(f"the file cannot be read: {error.strerror or error}.", where=str(path))
+def _unreadable(path: Path, error: Exception) -> DataError:
+    """The message for a file that is there but cannot be read, or not be unpacked."""
+    why = (isinstance(error, OSError) and error.strerror) or str(error).rstrip(".")
+    return DataError(f"the file cannot be read: {why}.", where=str(path))
 
 
 @dataclass(frozen=True)
@@ -138,11 +140,18 @@ def find_source(spec: DatasetSpec, vocabulary: int, seed: int, streaming: bool =
 
     Raises:
         RecipeError: a file does not exist; `where` names the key of the entry.
+        DataError: a folder has no files of the split.
     """
     if spec.path == "synthetic":
         return Synthetic(spec, vocabulary, seed)
-    if spec.path in READERS and spec.data_files is not None:
-        return Files(tuple(_match(Path(), spec.data_files)), spec.path)
+    if spec.path in READERS:
+        if spec.data_files is None:
+            raise RecipeError(
+                f"'{spec.path}' is a file kind and says not which files.",
+                where="path",
+                hint=f"Name them with data_files, or write ./{spec.path} for a folder.",
+            )
+        return Files(tuple(match_files(Path(), spec.data_files)), spec.path, _list_columns(spec))
     path = resolve_address(spec.path)
     if path is None:
         from ndtrain.data.hub import HubSource
@@ -154,31 +163,9 @@ def find_source(spec: DatasetSpec, vocabulary: int, seed: int, streaming: bool =
             where="path",
             hint=f"Paths start at the current folder, '{Path.cwd()}'.",
         )
-    return Files(tuple(_list_files(path, spec)), spec.ds_type)
+    return Files(tuple(choose_files(path, spec)), spec.ds_type, _list_columns(spec))
 
 
-def _list_files(path: Path, spec: DatasetSpec) -> Sequence[Path]:
-    """The files behind a path: itself, those in a folder, or those that data_files names."""
-    if path.is_file():
-        return [path]
-    if spec.data_files is not None:
-        return _match(path, spec.data_files)
-    files = sorted(item for item in path.rglob("*") if item.suffix.lower() in SUFFIXES)
-    if not files:
-        raise RecipeError(
-            f"the folder '{path}' holds no data file ({', '.join(SUFFIXES)}).", where="path"
-        )
-    return files
-
-
-def _match(folder: Path, data_files: Sequence[str] | str) -> Sequence[Path]:
-    """The files that names or patterns choose, in the order of the patterns."""
-    patterns = (data_files,) if isinstance(data_files, str) else data_files
-    chosen: list[Path] = []
-    for pattern in patterns:
-        whole = (folder / pattern).expanduser()
-        found = [whole] if whole.is_file() else sorted(folder.glob(pattern))
-        if not found:
-            raise RecipeError(f"no file matches '{whole}'.", where="data_files")
-        chosen += found
-    return chosen
+def _list_columns(spec: DatasetSpec) -> frozenset[str]:
+    """Columns that the entry names and that hold lists."""
+    return frozenset(name for name in (spec.field_messages, spec.field_tools) if name)

@@ -6,16 +6,16 @@ certainty, so a probe is rendered and the result searched.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
-from ndtrain.data.chat_template import CallStyle, ChatTemplate
+from ndtrain.data.chat_template import CallStyle, ChatTemplate, TemplateRefusal
 from ndtrain.data.sample import Chat, Turn
 from ndtrain.data.templates.catalog import TEMPLATES
 from ndtrain.errors import RecipeError
+from ndtrain.recipe.template_choice import template_path
 
 _ANSWER = "7183920465"
 _VALUE = "5640293817"
@@ -46,14 +46,30 @@ def build_chat_template(
 
     Args:
         name: tokenizer_default, a family's name, jinja, or tokenizer_default_fallback_<name>.
-        jinja: template text or the path of a file with it, for the name `jinja`.
+        jinja: template text or the address of a file with it, for the name `jinja`.
 
     Raises:
-        RecipeError: the name is unknown or the tokenizer has no template.
+        RecipeError: the name is unknown, the tokenizer has no template, or it is not valid Jinja.
     """
     source = _template_source(tokenizer, name, jinja)
     given = {**tokenizer.special_tokens_map, **(variables or {})}
-    return probe_template(ChatTemplate(source, given), tokenizer)
+    template = ChatTemplate(source, given)
+    _check_syntax(template)
+    return probe_template(template, tokenizer)
+
+
+def _check_syntax(template: ChatTemplate) -> None:
+    """Refuse a template that no conversation can be rendered by."""
+    try:
+        template.render([{"role": "user", "content": "question"}], ())
+    except TemplateRefusal as refusal:
+        cause = refusal.__cause__
+        if isinstance(cause, TemplateSyntaxError):
+            raise RecipeError(
+                f"the chat template is not valid Jinja: {refusal}".rstrip(".")
+                + f" (line {cause.lineno} of the template).",
+                hint="Correct the template.",
+            ) from None
 
 
 def _template_source(tokenizer: PreTrainedTokenizerBase, name: str, jinja: str | None) -> str:
@@ -62,11 +78,12 @@ def _template_source(tokenizer: PreTrainedTokenizerBase, name: str, jinja: str |
     if name == "jinja" or (jinja and name == "tokenizer_default"):
         if not jinja:
             raise RecipeError("chat_template: jinja needs chat_template_jinja.")
-        if "{" in jinja:
+        path = template_path(jinja)
+        if path is None:
             return jinja
-        if not Path(jinja).is_file():
+        if not path.is_file():
             raise RecipeError(f"template file '{jinja}' does not exist.")
-        return Path(jinja).read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     if name == "tokenizer_default" or fallback != name:
         if tokenizer.chat_template:
             return str(tokenizer.get_chat_template())
@@ -120,7 +137,7 @@ def _try(template: ChatTemplate, turns: Sequence[Turn], tools: Sequence[Any] = (
     """The rendering of a probe; empty where the template refuses it."""
     try:
         return template.render(template.messages_of(Chat(tuple(turns))), tools)
-    except (TemplateError, TypeError):
+    except TemplateRefusal:
         return ""  # a template that refuses a probe is judged on real rows
 
 

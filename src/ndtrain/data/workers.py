@@ -8,14 +8,16 @@ import multiprocessing
 import os
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import chain
 from multiprocessing.connection import Connection
+from traceback import format_exc
 from typing import Any
 
 from ndtrain.data.encode import Chunk, RowEncoder
 from ndtrain.data.prefetch import prefetch
 from ndtrain.data.rows import RawRow
-from ndtrain.errors import DataError, NdtrainError, OutOfMemoryError
+from ndtrain.errors import NdtrainError, OutOfMemoryError
 
 CHUNK_ROWS = 512
 CHUNK_BYTES = 1 << 20
@@ -23,11 +25,19 @@ IN_PROCESS_ROWS = 4096
 IN_PROCESS_BYTES = 16 << 20
 
 
+@dataclass(frozen=True)
+class _Fault:
+    """An error that nobody foresaw, as text: not every exception survives the way to here."""
+
+    traceback: str
+
+
 def encode_all(rows: Iterable[RawRow], encoder: RowEncoder, processes: int) -> Generator[Chunk]:
     """Token rows of all raw rows, in their order.
 
     Raises:
         NdtrainError: a row failed, here or in a worker.
+        RuntimeError: a worker met an error that nobody foresaw; it has the worker's traceback.
     """
     reader = iter(rows)
     first, is_all = _first_rows(reader)
@@ -116,12 +126,11 @@ def _receive(end: Connection) -> Chunk:
     try:
         result = end.recv()
     except (EOFError, OSError):
-        raise OutOfMemoryError(
-            "a tokenising process was killed, most likely for want of memory.",
-            hint="Set dataset_num_proc to a smaller number.",
-        ) from None
+        raise _out_of_memory() from None
     if isinstance(result, NdtrainError):
         raise result
+    if isinstance(result, _Fault):
+        raise RuntimeError(f"a tokenising process failed:\n{result.traceback}")
     assert isinstance(result, Chunk)
     return result
 
@@ -135,8 +144,24 @@ def _work(encoder: RowEncoder, end: Connection, others: list[Connection]) -> Non
             chunk = end.recv()
         except EOFError:
             return
-        try:
-            result: Chunk | DataError = encoder.encode(chunk)
-        except DataError as error:
-            result = error
-        end.send(result)
+        end.send(_encode(encoder, chunk))
+
+
+def _encode(encoder: RowEncoder, chunk: list[RawRow]) -> Chunk | NdtrainError | _Fault:
+    """The result of a chunk, or what stopped it."""
+    try:
+        return encoder.encode(chunk)
+    except NdtrainError as error:
+        return error
+    except MemoryError:
+        return _out_of_memory()
+    except Exception:
+        return _Fault(format_exc())
+
+
+def _out_of_memory() -> OutOfMemoryError:
+    """The message for a worker that had no room."""
+    return OutOfMemoryError(
+        "a tokenising process was killed, most likely for want of memory.",
+        hint="Set dataset_num_proc to a smaller number.",
+    )

@@ -322,8 +322,6 @@ UNSUPPORTED: Mapping[str, str] = {
 DATASET_CHOSEN: Mapping[str, str] = {
     "trust_remote_code": "dataset scripts are never run",
     "preprocess_shards": _CACHE,
-    "message_field_training_detail": "per-message `train` switches are read; see "
-    "message_field_training",
     "chat_template_strategy": _TEMPLATE,
     "template_thinking_key": "reasoning text is handed to the template as it is",
 }
@@ -341,6 +339,8 @@ DATASET_UNSUPPORTED: Mapping[str, str] = {
     "input_format": _PREPARE,
     "input_transform": _PREPARE,
     "logprobs_field": _PREFERENCE,
+    "message_field_training_detail": "write the content as a list of parts, "
+    "{type: text, text: ..., train: true or false}",
     "shards": _SHARDS,
     "shards_idx": _SHARDS,
     "split_thinking": _PREPARE,

@@ -36,11 +36,14 @@ class DatasetSpec(RecipePart):
         "mapping of instruction fields; null = already tokenised.",
     )
     name: str | None = Field(None, description="Hub configuration name.")
-    split: str = Field("train", description="Hub split.")
+    split: str = Field(
+        "train", description="Split of a hub dataset, or of a folder whose names carry splits."
+    )
     revision: str | None = Field(None, description="Hub branch, tag or commit.")
     data_files: tuple[str, ...] | str | None = Field(None, description="Files inside the source.")
     ds_type: Literal["json", "csv", "parquet", "arrow", "text"] | None = Field(
-        None, description="File kind; default: from the suffix and the content."
+        None,
+        description="File kind, of a folder the only one read; default: by suffix and content.",
     )
     field: str = Field("text", description="Column of completion rows.")
     field_messages: str | None = Field(
@@ -61,7 +64,9 @@ class DatasetSpec(RecipePart):
     )
     drop_system_message: bool = Field(False, description="Leave system turns out.")
     chat_template: str | None = Field(None, description="Template for this dataset only.")
-    chat_template_jinja: str | None = Field(None, description="Jinja text or file.")
+    chat_template_jinja: str | None = Field(
+        None, description="Jinja text or file; alone, this dataset's template."
+    )
     field_tools: str = Field("tools", description="Column of tool definitions.")
     field_thinking: str = Field("reasoning_content", description="Key of reasoning text in a turn.")
     weight: float | None = Field(
@@ -83,7 +88,9 @@ class PretrainingSpec(RecipePart):
 
     path: str = Field(description="File, folder or hub id.")
     name: str | None = Field(None, description="Hub configuration name.")
-    split: str = Field("train", description="Hub split.")
+    split: str = Field(
+        "train", description="Split of a hub dataset, or of a folder whose names carry splits."
+    )
     text_column: str = Field("text", description="Column of the text.")
     data_files: tuple[str, ...] | str | None = Field(None, description="Files inside the source.")
     skip: int = Field(0, ge=0, description="Rows to leave out at the start.")

@@ -1,8 +1,33 @@
 """Rules between the keys of the datasets and how rows are made of them."""
 
+import re
+from collections.abc import Iterator
+
+from ndtrain.recipe.data_keys import InstructionMapping
 from ndtrain.recipe.problem import KeyPath, Problem, both_given, unknown_word
 from ndtrain.recipe.schema import Recipe
-from ndtrain.recipe.words import CHAT_TEMPLATES, DATASET_TYPES
+from ndtrain.recipe.template_choice import TemplateChoice, choose_template, has_own_template
+from ndtrain.recipe.words import CHAT_TEMPLATES, DATASET_TYPES, FILE_KINDS
+
+_LAYOUTS = (
+    ("format", "instruction", ("instruction", "input", "system")),
+    ("no_input_format", "instruction", ("instruction", "input", "system")),
+    ("system_format", "system", ("system",)),
+)
+_SET_FOR_EACH_ROW = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversations",
+        "messages",
+        "return_assistant_tokens_mask",
+        "tools",
+    }
+)
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")
+_OTHER_LOADERS = ("audiofolder", "imagefolder", "pandas", "videofolder", "webdataset", "xml")
+"""File kinds of the hub's library; without files it would take what lies in the current folder."""
 
 
 def rows_given_once(recipe: Recipe) -> Problem | None:
@@ -64,33 +89,100 @@ def dataset_types_exist(recipe: Recipe) -> Problem | None:
     return None
 
 
+def layouts_hold_their_words(recipe: Recipe) -> Problem | None:
+    """A prompt's layout holds `{instruction}`, and no word in braces but that, input and system."""
+    for key in ("datasets", "test_datasets"):
+        for number, dataset in enumerate(getattr(recipe, key)):
+            if not isinstance(dataset.type, InstructionMapping):
+                continue
+            for name, needed, allowed in _LAYOUTS:
+                layout = getattr(dataset.type, name)
+                path = (key, number, "type", name)
+                unknown = [word for word in _PLACEHOLDER.findall(layout) if word not in allowed]
+                if unknown:
+                    known = ", ".join(f"{{{word}}}" for word in allowed)
+                    return Problem(path, f"'{{{unknown[0]}}}' is unknown.", f"Known: {known}.")
+                if f"{{{needed}}}" not in layout:
+                    return Problem(
+                        path, f"'{layout}' lacks {{{needed}}}.", "Write it where that text stands."
+                    )
+    return None
+
+
+def file_kinds_name_their_files(recipe: Recipe) -> Problem | None:
+    """A `path` that is a file kind, such as json, says which files in `data_files`."""
+    for key in ("datasets", "test_datasets", "pretraining_dataset"):
+        for number, dataset in enumerate(getattr(recipe, key)):
+            kind = dataset.path
+            if kind in (*FILE_KINDS, *_OTHER_LOADERS) and not dataset.data_files:
+                return Problem(
+                    (key, number, "path"),
+                    f"'{kind}' is a file kind and says not which files.",
+                    f"Name them with data_files, or write ./{kind} for a folder.",
+                )
+    return None
+
+
 def chat_templates_exist(recipe: Recipe) -> Problem | None:
     """`chat_template` is tokenizer_default (the model's own), jinja, or the name of a family.
 
     `tokenizer_default_fallback_<family>` takes the family's where the model has none.
     """
-    given: list[tuple[KeyPath, str]] = [(("chat_template",), recipe.chat_template)]
-    for key in ("datasets", "test_datasets"):
-        for number, dataset in enumerate(getattr(recipe, key)):
-            if dataset.chat_template is not None:
-                given.append(((key, number, "chat_template"), dataset.chat_template))
-    for path, word in given:
-        family = word.removeprefix("tokenizer_default_fallback_")
-        if family != word and family in CHAT_TEMPLATES:
+    for path, choice in _templates(recipe):
+        family = choice.name.removeprefix("tokenizer_default_fallback_")
+        if family != choice.name and family in CHAT_TEMPLATES:
             continue
-        problem = unknown_word(path, word, ("tokenizer_default", "jinja", *CHAT_TEMPLATES))
+        known = ("tokenizer_default", "jinja", *CHAT_TEMPLATES)
+        problem = unknown_word((*path, "chat_template"), choice.name, known)
         if problem:
             return problem
     return None
 
 
 def jinja_template_given(recipe: Recipe) -> Problem | None:
-    """`chat_template: jinja` needs the template in `chat_template_jinja`."""
-    if recipe.chat_template == "jinja" and not recipe.chat_template_jinja:
-        return Problem(
-            ("chat_template",), "'jinja' needs chat_template_jinja.", also=("chat_template_jinja",)
-        )
+    """`chat_template: jinja` needs the template in the `chat_template_jinja` beside it."""
+    for path, choice in _templates(recipe):
+        if choice.name == "jinja" and not choice.jinja:
+            return Problem(
+                (*path, "chat_template"),
+                "'jinja' needs chat_template_jinja.",
+                also=() if path else ("chat_template_jinja",),
+            )
     return None
+
+
+def one_template_at_a_level(recipe: Recipe) -> Problem | None:
+    """`chat_template_jinja` is the template of `chat_template: jinja`, not of another name."""
+    for path, choice in _templates(recipe):
+        if choice.jinja and choice.name != "jinja":
+            return Problem(
+                (*path, "chat_template_jinja"),
+                f"does nothing with chat_template: {choice.name}.",
+                "Remove it, or set chat_template: jinja.",
+                also=() if path else ("chat_template",),
+            )
+    return None
+
+
+def template_variables_are_free(recipe: Recipe) -> Problem | None:
+    """`chat_template_kwargs` holds no name that a template is given for each conversation."""
+    for name in recipe.chat_template_kwargs:
+        if name in _SET_FOR_EACH_ROW:
+            return Problem(
+                ("chat_template_kwargs", name),
+                "is set anew for each conversation.",
+                "Remove it; tools, for one, are a column of the rows.",
+            )
+    return None
+
+
+def _templates(recipe: Recipe) -> Iterator[tuple[KeyPath, TemplateChoice]]:
+    """The recipe's template and those that datasets choose for themselves, with their places."""
+    yield (), choose_template(recipe)
+    for key in ("datasets", "test_datasets"):
+        for number, dataset in enumerate(getattr(recipe, key)):
+            if has_own_template(dataset):
+                yield (key, number), choose_template(recipe, dataset)
 
 
 def shares_or_counts(recipe: Recipe) -> Problem | None:
@@ -116,4 +208,16 @@ def all_or_no_weights(recipe: Recipe) -> Problem | None:
             "has no weight, but another dataset has one.",
             "Give every dataset a weight, or none.",
         )
+    return None
+
+
+def evaluation_has_no_shares(recipe: Recipe) -> Problem | None:
+    """Sets of `test_datasets` are not mixed: a `weight` says nothing of them, `samples` does."""
+    for number, dataset in enumerate(recipe.test_datasets):
+        if dataset.weight is not None:
+            return Problem(
+                ("test_datasets", number, "weight"),
+                "evaluation sets are not mixed.",
+                "Remove it, or set samples: a number of rows.",
+            )
     return None

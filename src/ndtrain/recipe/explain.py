@@ -159,6 +159,8 @@ def _wrong_value(path: KeyPath, value: Any, detail: str) -> Problem:
         return Problem(path, f"{detail}.")
     shown = "nothing" if value is None else f"'{_short(value)}'"
     wanted = _item_of(field.annotation) if isinstance(path[-1], int) else None
+    if isinstance(path[-1], str) and part_at(path[:-1]) is None:  # under a key of one's own
+        wanted = _value_of(field.annotation)
     message = f"expected {_describe(wanted) if wanted else expected(field)}, not {shown}"
     words = [word for word in _literals(field.annotation) if isinstance(word, str)]
     close = nearest(value, words) if isinstance(value, str) else None
@@ -205,6 +207,14 @@ def _item_of(annotation: Any) -> Any:
         return get_args(annotation)[0]
     found = (_item_of(arg) for arg in get_args(annotation))
     return next((item for item in found if item is not None), None)
+
+
+def _value_of(annotation: Any) -> Any:
+    """What the values of a mapping are; None when the annotation holds no mapping."""
+    if get_origin(annotation) is dict:
+        return get_args(annotation)[1]
+    found = (_value_of(arg) for arg in get_args(annotation))
+    return next((value for value in found if value is not None), None)
 
 
 def _limits(metadata: tuple[Any, ...]) -> str:

@@ -1,5 +1,9 @@
-"""The files that a recipe names must exist: found here, before any process is started."""
+"""The files that a recipe names must exist, and each key about them must have an effect.
 
+Found here, before any process is started.
+"""
+
+import glob
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,10 +12,13 @@ from ndtrain.recipe.addresses import PACKAGE, looks_local, resolve_address
 from ndtrain.recipe.data_keys import DatasetSpec, PretrainingSpec
 from ndtrain.recipe.problem import KeyPath, Problem, nearest
 from ndtrain.recipe.schema import Recipe
+from ndtrain.recipe.splits import split_in_name, split_name
+from ndtrain.recipe.template_choice import template_path
+from ndtrain.recipe.words import FILE_KINDS
 
 
 def missing_files(recipe: Recipe) -> Iterator[Problem]:
-    """A problem for each local file of a dataset or template that does not exist."""
+    """A problem for each local file that does not exist, and for keys that say nothing of one."""
     for key in ("datasets", "test_datasets", "pretraining_dataset"):
         for number, source in enumerate(getattr(recipe, key)):
             yield from _missing_source((key, number), source)
@@ -25,14 +32,45 @@ def _missing_source(path: KeyPath, source: DatasetSpec | PretrainingSpec) -> Ite
         problem = _missing_path((*path, "path"), source.path, must_be_local=False)
     if problem:
         yield problem
-    elif source.path in ("json", "csv", "parquet", "arrow", "text"):
+    elif source.path in FILE_KINDS:
         names = source.data_files
         for name in (names,) if isinstance(names, str) else names or ():
-            found = None if "*" in name else _missing_path((*path, "data_files"), name, True)
+            is_pattern = glob.has_magic(name) and not Path(name).expanduser().exists()
+            found = None if is_pattern else _missing_path((*path, "data_files"), name, True)
             if found:
                 yield found
+        yield from _idle_keys(path, source, Path())
+    elif source.path != "synthetic":
+        address = resolve_address(source.path)
+        if address is not None:
+            yield from _idle_keys(path, source, address)
     if isinstance(source, DatasetSpec) and source.chat_template_jinja is not None:
         yield from _missing_template((*path, "chat_template_jinja"), source.chat_template_jinja)
+
+
+def _idle_keys(
+    path: KeyPath, source: DatasetSpec | PretrainingSpec, address: Path
+) -> Iterator[Problem]:
+    """Keys that choose among the rows of a hub dataset and say nothing of files on this disk."""
+    for key in ("name", "revision"):
+        if getattr(source, key, None) is not None:
+            yield Problem(
+                (*path, key), f"has no effect: '{source.path}' is no hub dataset.", "Remove it."
+            )
+    is_file = address.is_file()
+    if is_file and source.data_files is not None:
+        yield Problem((*path, "data_files"), "has no effect: the path is a file.", "Remove it.")
+    split = (*path, "split")
+    own = split_in_name(address.name) if is_file else None
+    if set(source.split) & set("[]+%"):
+        yield Problem(
+            split,
+            f"'{source.split}' can only be taken of a hub dataset, not of files.",
+            "Name a whole split; samples takes a number of rows, val_set_size holds some out.",
+        )
+    elif (is_file or source.data_files) and split_name(source.split) not in ("train", own):
+        named = "the path is a file" if is_file else "data_files names the files"
+        yield Problem(split, f"'{source.split}' has no effect: {named}.", "Remove it.")
 
 
 def _missing_path(path: KeyPath, text: str, must_be_local: bool) -> Problem | None:
@@ -62,8 +100,11 @@ def _advice(file: Path) -> str:
 
 
 def _missing_template(path: KeyPath, text: str) -> Iterator[Problem]:
-    """A template without any Jinja in it is a file name."""
-    if "{" not in text and "\n" not in text:
-        problem = _missing_path(path, text, must_be_local=True)
-        if problem:
-            yield problem
+    """A template that is an address must be one of a file."""
+    try:
+        file = template_path(text)
+    except RecipeError as error:
+        yield Problem(path, error.message, error.hint)
+        return
+    if file is not None and not file.is_file():
+        yield Problem(path, f"the file '{text}' does not exist.", _advice(file))

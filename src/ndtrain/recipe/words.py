@@ -36,6 +36,9 @@ SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine", "wsd")
 
 DATASET_TYPES = ("alpaca", "chat_template", "sharegpt", "completion", "input_output")
 
+FILE_KINDS = ("json", "csv", "parquet", "arrow", "text")
+"""A dataset's `path` may name one of these, and its `data_files` the files."""
+
 CHAT_TEMPLATES = ("chatml", "llama3", "qwen", "gemma", "mistral")
 
 TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")

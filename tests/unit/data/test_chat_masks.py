@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ndtrain.data.chat_mask import MaskError, TrainRules, mark_chat
 from ndtrain.data.chat_template import ChatTemplate
-from ndtrain.data.sample import Chat, Turn
+from ndtrain.data.sample import Chat, Segment, Turn
 from ndtrain.data.template_search import build_chat_template
 from ndtrain.data.templates.catalog import TEMPLATES
 from ndtrain.errors import RecipeError
@@ -239,3 +239,29 @@ def test_template_from_a_file(byte_tokenizer: PreTrainedTokenizerBase, tmp_path:
     assert build_chat_template(byte_tokenizer, "jinja", str(file)).source == PLAIN
     with pytest.raises(RecipeError, match=r"template file '.*/no.jinja' does not exist"):
         build_chat_template(byte_tokenizer, "jinja", str(tmp_path / "no.jinja"))
+
+
+ENDS_TRIMMED = PLAIN.replace("m.content", "m.content.rstrip()")
+
+
+@pytest.mark.parametrize(
+    ("source", "parts", "expected"),
+    [
+        (PLAIN, ((" think ", False), ("ans", True)), ["ans" + END]),
+        (TRIMMING, ((" think ", False), ("ans", True)), ["ans" + END]),
+        (ENDS_TRIMMED, ((" think ", False), ("ans", True)), ["ans" + END]),
+        (PLAIN, ((" think", True), (" ans ", False)), [" think", END]),
+        (TRIMMING, ((" think", True), (" ans ", False)), ["think", END]),
+        (ENDS_TRIMMED, ((" think", True), (" ans ", False)), [" think", END]),
+        (PLAIN, ((" think", False), (" ans ", True)), [" ans " + END]),
+        (TRIMMING, ((" think", False), (" ans ", True)), [" ans" + END]),
+        (ENDS_TRIMMED, ((" think", False), (" ans ", True)), [" ans" + END]),
+    ],
+)
+def test_parts_are_found_with_space_around_them(
+    source: str, parts: Any, expected: list[str], byte_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    segments = tuple(Segment(text, trained=wish) for text, wish in parts)
+    content = "".join(text for text, _ in parts)
+    talk = Chat((Turn("user", "q"), Turn("assistant", content, parts=segments)))
+    assert trained(template(source, byte_tokenizer), talk) == expected

@@ -130,6 +130,18 @@ GOLDEN: dict[str, tuple[Any, dict[str, Any], list[Piece], dict[str, Any]]] = {
         ],
         {},
     ),
+    "a backslash in the data stays": (
+        {**MAPPING, "system_prompt": "Be\\nbrief."},
+        {"system": "a\\nb", "question": "c\\nd", "answer": "e\\nf"},
+        [("S: a\\nb\nQ: c\\nd\nA: ", False), ("e\\nf" + END, True)],
+        {},
+    ),
+    "a backslash-n of the recipe is a line break": (
+        {**MAPPING, "system_prompt": "Be\\nbrief."},
+        {"question": "c", "answer": "e"},
+        [("S: Be\nbrief.\nQ: c\nA: ", False), ("e" + END, True)],
+        {},
+    ),
     "mapped keys and roles": (
         "chat_template",
         {"talk": [{"who": "visitor", "says": "Hi"}, {"who": "guide", "says": "Yo"}]},
@@ -277,6 +289,28 @@ GOLDEN: dict[str, tuple[Any, dict[str, Any], list[Piece], dict[str, Any]]] = {
             ]
         },
         [*turn("user", "Hi"), *turn("assistant", "<think>\nGreet.\n</think>\n\nYo", True)],
+        {},
+    ),
+    "reasoning before parts with switches": (
+        "chat_template",
+        {
+            "messages": [
+                {"role": "user", "content": "Hi"},
+                {
+                    "role": "assistant",
+                    "content": [{"text": "Old.", "train": False}, {"text": " New.", "train": True}],
+                    "reasoning_content": "Greet.",
+                },
+            ]
+        },
+        [
+            *turn("user", "Hi"),
+            ("<|im_start|>assistant\n", False),
+            ("<think>\nGreet.\n</think>\n\n", True),
+            ("Old.", False),
+            (" New." + END, True),
+            ("\n", False),
+        ],
         {},
     ),
     "preference trains the chosen answer": (

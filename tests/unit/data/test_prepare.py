@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ndtrain.data.loader import StepBatches
 from ndtrain.data.prepare import Prepared, open_prepared, prepare
+from ndtrain.data.preview import describe_data
 from ndtrain.errors import DataError, RecipeError
 from ndtrain.model.byte_tokenizer import build_byte_tokenizer
 from ndtrain.plan.plan import BatchPlan
@@ -151,6 +152,23 @@ def test_evaluation_sets_are_named_after_their_files(
     assert prepared.report.eval_rows == {"held": 2, "held-2": 2}
 
 
+def test_no_evaluation_set_takes_the_place_of_another_or_of_the_training_rows(
+    write_jsonl: Any, prepare_file: PrepareRows, tmp_path: Path
+) -> None:
+    rows = write_jsonl({"text": "ab"}, {"text": "cd"})
+    sets = []
+    for number, name in enumerate(("train", "a", "a-2", "a", "a", "validation")):
+        (tmp_path / str(number)).mkdir()
+        held = write_jsonl({"text": f"held {number}"}, name=f"{number}/{name}.jsonl")
+        sets.append({"path": str(held), "type": "completion"})
+    prepared = prepare_file(rows, "completion", test_datasets=sets)
+    assert [prepared.train.place(place) for place in range(2)] == [f"{rows}:1", f"{rows}:2"]
+    assert {name: held.place(0) for name, held in prepared.evals.items()} == {
+        name: f"{sets[number]['path']}:1"
+        for number, name in enumerate(("train", "a", "a-2", "a-3", "a-4", "validation"))
+    }
+
+
 def test_weights_and_samples(write_jsonl: Any, prepare_file: PrepareRows) -> None:
     small = write_jsonl(*({"text": f"s{n}"} for n in range(10)), name="small.jsonl")
     large = write_jsonl(*({"text": f"l{n}"} for n in range(30)), name="large.jsonl")
@@ -169,6 +187,47 @@ def test_weights_and_samples(write_jsonl: Any, prepare_file: PrepareRows) -> Non
     assert shares(weight=3.0) == (10, 30)
     assert shares(samples=7) == (10, 7)
     assert shares(samples=65) == (10, 65)
+
+
+def test_samples_of_an_evaluation_set(write_jsonl: Any, prepare_file: PrepareRows) -> None:
+    train = write_jsonl({"text": "ab"}, name="rows.jsonl")
+    held = write_jsonl(*({"text": f"h{n}"} for n in range(9)), name="held.jsonl")
+
+    def places(samples: int) -> list[str]:
+        sets = [{"path": str(held), "type": "completion", "samples": samples}]
+        prepared = prepare_file(train, "completion", test_datasets=sets)
+        rows = prepared.evals["held"]
+        assert prepared.report.eval_rows == {"held": samples}
+        assert prepared.report.sources[1].rows_taken == samples
+        return [rows.place(place) for place in range(len(rows))]
+
+    every = [f"{held}:{line}" for line in range(1, 10)]
+    assert places(9) == every
+    some = places(4)
+    assert some == sorted(set(some))
+    assert len(some) == 4
+    assert set(some) < set(every)
+    assert places(11)[:9] == every
+
+
+def test_rows_that_each_dataset_gives(write_jsonl: Any, prepare_file: PrepareRows) -> None:
+    small = write_jsonl(*({"text": f"s{n}"} for n in range(10)), name="small.jsonl")
+    large = write_jsonl(*({"text": f"l{n}"} for n in range(30)), name="large.jsonl")
+    held = write_jsonl(*({"text": f"h{n}"} for n in range(5)), name="held.jsonl")
+    sets = [
+        {"path": str(small), "type": "completion", "weight": 1.0},
+        {"path": str(large), "type": "completion", "weight": 1.0},
+    ]
+    tests = [{"path": str(held), "type": "completion"}]
+    report = prepare_file(small, datasets=sets, test_datasets=tests).report
+    assert [source.rows_taken for source in report.sources] == [20, 20, 5]
+    assert list(describe_data(report))[:3] == [
+        f"{small}: 10 rows read, 10 token rows, 20 taken",
+        f"{large}: 30 rows read, 30 token rows, 20 taken",
+        f"{held}: 5 rows read, 5 token rows",
+    ]
+    halved = prepare_file(large, "completion", val_set_size=0.5).report
+    assert [source.rows_taken for source in halved.sources] == [15]
 
 
 def test_report_adds_up(prepare_rows: PrepareRows) -> None:

@@ -1,12 +1,16 @@
 """Reading rows: every row keeps its line, and a broken one is named by it."""
 
+import gzip
 import json
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 from ndtrain.data.formats.completion import read_completion
 from ndtrain.data.rows import RawRow, Row, read_json, read_text
+from ndtrain.data.sources import Files
 from ndtrain.errors import DataError, ExitCode
 from ndtrain.recipe.schema import DatasetSpec
 
@@ -165,3 +169,152 @@ def test_a_row_that_is_cut_off_says_how_to_go_on_without_it() -> None:
 def test_numbers_are_written_out() -> None:
     assert Row("x", {"a": 3}).text("a") == "3"
     assert Row("x", {"a": None}).optional_text("a") == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (True, "true"),
+        (False, "false"),
+        (1.5, "1.5"),
+        (float("inf"), "Infinity"),
+        (Decimal("1.50"), "1.50"),
+    ],
+)
+def test_other_values_are_written_as_json_writes_them(value: object, text: str) -> None:
+    assert Row("x", {"a": value}).text("a") == text
+    assert Row("x", {"a": value}).optional_text("a") == text
+
+
+@pytest.mark.parametrize("raw", [b'{"a": NaN}', {"a": float("nan")}])
+def test_no_number_is_no_value(raw: bytes | dict[str, float]) -> None:
+    row = RawRow("x:1", raw).parse()
+    assert row.data == {"a": None}
+    assert row.optional_text("a") == ""
+    with pytest.raises(DataError, match="column 'a' is null"):
+        row.text("a")
+    with pytest.raises(DataError, match="column 'a' is null"):
+        Row("x:1", {"a": float("nan")}).text("a")
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [(date(2024, 5, 1), "a value of type date"), (b"x", "a value of type bytes")],
+)
+def test_values_of_tables_that_are_no_text(value: object, kind: str) -> None:
+    with pytest.raises(DataError) as caught:
+        Row("x:1", {"a": value}).text("a")
+    assert str(caught.value) == (
+        f"x:1: column 'a' holds {kind} instead of text. Write the column as text."
+    )
+
+
+TALK = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+
+
+@pytest.mark.parametrize("indent", [None, 1, "wide"])
+@pytest.mark.parametrize(
+    ("content", "rows"),
+    [
+        ({"messages": TALK}, [{"messages": TALK}]),
+        ({"segments": [{"text": "a", "label": True}]}, [{"segments": [{"text": "a", "label": 1}]}]),
+        ({"input_ids": [1, 2]}, [{"input_ids": [1, 2]}]),
+        ({"words": ["a", "b"]}, [{"words": ["a", "b"]}]),
+        ({"talk": TALK}, [{"talk": TALK}]),
+        ({"data": [{"a": 1}, {"a": 2}]}, [{"a": 1}, {"a": 2}]),
+        ({"data": [{"a": 1}], "version": 2}, [{"data": [{"a": 1}], "version": 2}]),
+        ({"data": []}, []),
+    ],
+)
+def test_a_file_of_one_object_is_a_row_or_holds_rows(
+    content: object, rows: list[object], indent: int | str | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.json"
+    text = json.dumps(content, indent=None if indent == "wide" else indent)
+    path.write_text(text.replace(": [", ": [\n").replace("}, {", "},\n {") if indent else text)
+    assert [raw.parse().data for raw in read_json(path, {"talk"})] == rows
+
+
+def test_two_broken_lines_are_two_rows(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"a": 1\n{"a": 2\n{"a": 3}\n')
+    first, second, third = read_json(path)
+    assert third.parse() == Row(f"{path}:3", {"a": 3})
+    for number, broken in enumerate((first, second), 1):
+        with pytest.raises(DataError, match="not valid JSON") as caught:
+            broken.parse()
+        assert caught.value.where == f"{path}:{number}"
+
+
+def test_two_lines_are_two_rows_whatever_they_hold(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('\n{"data": [{"a": 1}]}\n\n{"data": [{"a": 2}]}\n')
+    assert [(row.where, row.data) for row in read(path)] == [
+        (f"{path}:2", {"data": [{"a": 1}]}),
+        (f"{path}:4", {"data": [{"a": 2}]}),
+    ]
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+UNUSABLE = [
+    (r'{"a": "x \ud83d y"}', r"'\ud83d' is half of a character"),
+    (r'{"a": {"\uDE00": 1}}', r"'\ude00' is half of a character"),
+    (f'{{"a": {DEEP}}}', "brackets are nested too deep"),
+    (f'{{"a": {"9" * 5000}}}', "a number has thousands of digits"),
+]
+
+
+@pytest.mark.parametrize(("row", "message"), UNUSABLE)
+@pytest.mark.parametrize("layout", ["lines", "array"])
+def test_json_that_nothing_can_be_made_of_is_one_bad_row(
+    row: str, message: str, layout: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.json"
+    lines = ['{"a": "]\\""}', row, '{"a": "\\ud83d\\ude00"}']
+    path.write_text("\n".join(lines) if layout == "lines" else f"[{','.join(lines)}]")
+    first, broken, last = read_json(path)
+    assert (first.parse().data, last.parse().data) == ({"a": ']"'}, {"a": "😀"})
+    with pytest.raises(DataError) as caught:
+        broken.parse()
+    assert message in caught.value.message
+    assert caught.value.where == f"{path}:{2 if layout == 'lines' else 1}"
+    assert SKIP in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.json", "a.txt.gz"])
+def test_packed_files(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(b'{"text": "a"}\n\n{"text": "b"}\n'))
+    read_any = Files((path,), None).rows()
+    texts = ['{"text": "a"}', '{"text": "b"}'] if ".txt" in name else ["a", "b"]
+    assert [(raw.where, raw.parse().data) for raw in read_any] == [
+        (f"{path}:1", {"text": texts[0]}),
+        (f"{path}:3", {"text": texts[1]}),
+    ]
+
+
+def test_a_packed_file_that_is_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"text": "a"}\n' * 99)[:-12])
+    with pytest.raises(DataError, match="the file cannot be read: Compressed file ended") as caught:
+        list(Files((path,), None).rows())
+    assert caught.value.where == str(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"a": 1}'.encode("utf-16"), "the file is UTF-16, not UTF-8. Save the file as UTF-8."),
+        ('{"a": 1}'.encode("utf-16-le"), "the file is UTF-16, not UTF-8. Save the file as UTF-8."),
+        (b"PK\x03\x04..", "the file is a zip archive or a spreadsheet. Unpack it, or save it as"),
+        (b"\x28\xb5\x2f\xfd..", "the file is packed by zstd. Unpack it, or pack it by gzip."),
+        (b"PAR1..", "the file is Parquet. Name it .parquet, or set ds_type: parquet."),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".txt", ".dat"])
+def test_a_file_that_is_no_text(content: bytes, message: str, suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        list(Files((path,), None).rows())
+    assert str(caught.value).startswith(f"{path}: {message}")

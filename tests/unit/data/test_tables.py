@@ -1,5 +1,6 @@
 """Column files: CSV, Parquet and Arrow give the same rows as JSON lines."""
 
+import gzip
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,24 @@ def test_csv_rows_know_their_first_line(tmp_path: Path) -> None:
     assert rows_of(path) == [(f"{path}:2", ROWS[0]), (f"{path}:3", ROWS[1])]
 
 
+def test_csv_rows_know_their_line_past_blank_ones(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('\na,b\n\n"x, y",1\n\n\nc\n')
+    assert rows_of(path) == [
+        (f"{path}:4", ROWS[0]),
+        (f"{path}:7", {"a": "c", "b": None}),
+    ]
+
+
+@pytest.mark.parametrize("row", ['"c" d,2', '"c,2'])
+def test_csv_row_that_is_not_quoted_right(row: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(f"a,b\n1,2\n{row}\n5,6\n")
+    with pytest.raises(DataError, match="not valid CSV") as caught:
+        rows_of(path)
+    assert caught.value.where == f"{path}:3"
+
+
 def test_csv_row_with_too_many_cells(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("a,b\n1,2\n1,2,3\n")
@@ -37,6 +56,41 @@ def test_csv_that_is_not_utf8(tmp_path: Path) -> None:
     path.write_bytes(b"a,b\n1,2\n\xff,3\n")
     with pytest.raises(DataError, match="byte 0xff is not UTF-8"):
         rows_of(path)
+    first, wrong = Files((path,), None).rows()
+    assert first.parse().data == {"a": "1", "b": "2"}
+    with pytest.raises(DataError) as caught:
+        wrong.parse()
+    assert caught.value.where == f"{path}:3"
+
+
+def test_csv_whose_columns_are_not_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"a,\xe9\n1,2\n")
+    with pytest.raises(DataError, match="byte 0xe9 is not UTF-8") as caught:
+        rows_of(path)
+    assert caught.value.where == f"{path}:1"
+
+
+def test_csv_with_a_column_without_a_name(tmp_path: Path) -> None:
+    """A data frame's index, as pandas writes it."""
+    path = tmp_path / "a.csv"
+    path.write_text(",a\n0,x\n1,y\n")
+    assert rows_of(path) == [
+        (f"{path}:2", {"": "0", "a": "x"}),
+        (f"{path}:3", {"": "1", "a": "y"}),
+    ]
+
+
+def test_columns_parted_by_tabs(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_text('a\tb\nx, y\t1\n"z\nw"\t2\n')
+    assert rows_of(path) == [(f"{path}:2", ROWS[0]), (f"{path}:3", ROWS[1])]
+
+
+def test_packed_columns(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv.gz"
+    path.write_bytes(gzip.compress(b"a\tb\n1\t2\n"))
+    assert rows_of(path) == [(f"{path}:2", {"a": "1", "b": "2"})]
 
 
 def test_parquet(tmp_path: Path) -> None:

@@ -76,6 +76,24 @@ def test_a_killed_process_is_an_error_that_says_what_to_do() -> None:
     assert caught.value.exit_code is ExitCode.MEMORY
 
 
+class Failing(Counting):
+    """Meets an error that nobody foresaw, of a kind that cannot be sent."""
+
+    def encode(self, raws: list[RawRow]) -> Chunk:
+        class Unforeseen(Exception):
+            pass
+
+        if raws[0].where == "row 6144":
+            raise Unforeseen("of this very row")
+        return super().encode(raws)
+
+
+def test_an_unforeseen_error_comes_back_with_its_traceback() -> None:
+    encoder: Any = Failing()
+    with pytest.raises(RuntimeError, match=r"(?s)process failed.*Unforeseen: of this very row"):
+        list(encode_all(raw_rows(20 * CHUNK_ROWS), encoder, 2))
+
+
 def test_number_of_processes() -> None:
     assert num_processes(3) == 3
     assert num_processes(None) == len(os.sched_getaffinity(0))

@@ -287,3 +287,11 @@ def test_every_common_key_of_axolotl_is_known(key: str) -> None:
     else:
         known = set(Recipe.fields_by_key()) | foreign_keys()
     assert key.removeprefix("datasets.") in known
+
+
+def test_switches_of_stretches_of_a_message_are_not_left_out(complaints, minimal) -> None:
+    assert complaints(f"{minimal}    message_field_training_detail: train_detail\n") == [
+        "recipe.yaml:6:5: datasets[0].message_field_training_detail: known from Axolotl, but not "
+        "supported, and leaving it out would change the result. Remove it; write the content as "
+        "a list of parts, {type: text, text: ..., train: true or false}."
+    ]

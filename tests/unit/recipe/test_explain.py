@@ -59,6 +59,26 @@ def test_wrong_lines_inside_a_dataset(complaints, minimal, lines: list[str], mes
     assert complaints(text) == [f"recipe.yaml:6:5: datasets[0].{key}: {message}"]
 
 
+@pytest.mark.parametrize(
+    ("line", "key", "message"),
+    [
+        ("roles: {user: Q}", "roles.user", "expected a list of texts, not 'Q'."),
+        ("roles: {user: [Q, [R]]}", "roles.user[1]", "expected text, not '['R']'."),
+        (
+            "message_property_mappings: {role: [a]}",
+            "message_property_mappings.role",
+            "expected text, not '['a']'.",
+        ),
+    ],
+)
+def test_a_wrong_value_under_a_key_of_ones_own(
+    complaints, minimal, line: str, key: str, message: str
+) -> None:
+    (found,) = complaints(f"{minimal}    {line}\n")
+    assert found.startswith("recipe.yaml:6:")
+    assert found.endswith(f": datasets[0].{key}: {message}")
+
+
 def test_keys_of_a_format_mapping_are_checked_too(complaints, minimal) -> None:
     text = minimal + "    type:\n      field_instruktion: q\n      field_output: a\n"
     assert complaints(text) == [

@@ -149,6 +149,16 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"chat_template": "jinja"},
         "chat_template",
     ),
+    "one_template_at_a_level": (
+        {"chat_template": "llama3", "datasets": [{"path": "a", "chat_template_jinja": "{{ x }}"}]},
+        {"chat_template": "llama3", "chat_template_jinja": "{{ x }}"},
+        "chat_template_jinja",
+    ),
+    "template_variables_are_free": (
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"chat_template_kwargs": {"tools": []}},
+        "chat_template_kwargs",
+    ),
     "shares_or_counts": (
         {"datasets": [{"path": "a", "weight": 1}]},
         {"datasets": [{"path": "a", "weight": 1, "samples": 3}]},
@@ -158,6 +168,11 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"datasets": [{"path": "a", "weight": 1}, {"path": "b", "weight": 2}]},
         {"datasets": [{"path": "a", "weight": 1}, {"path": "b"}]},
         "datasets",
+    ),
+    "evaluation_has_no_shares": (
+        {"test_datasets": [{"path": "a", "samples": 3}]},
+        {"test_datasets": [{"path": "a", "weight": 3}]},
+        "test_datasets",
     ),
     "budget_needs_the_compiler": (
         {"gradient_checkpointing": "budget"},
@@ -205,6 +220,16 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "chat_templates_exist": (
         {"chat_template": "tokenizer_default_fallback_chatml"},
         {"datasets": [{"path": "a", "chat_template": "chatmll"}]},
+        "datasets",
+    ),
+    "layouts_hold_their_words": (
+        {"datasets": [{"path": "a", "type": {"format": '{"q": "{instruction}", "of": {input}}'}}]},
+        {"datasets": [{"path": "a", "type": {"format": "Q: {input}"}}]},
+        "datasets",
+    ),
+    "file_kinds_name_their_files": (
+        {"datasets": [{"path": "json", "data_files": "a.json"}, {"path": "./json"}]},
+        {"datasets": [{"path": "json"}]},
         "datasets",
     ),
     "dataset_types_exist": (
@@ -256,6 +281,25 @@ MORE_FAILURES = [
     ),
     ("chat_templates_exist", {"chat_template": "lama3"}),
     ("chat_templates_exist", {"chat_template": "tokenizer_default_fallback_x"}),
+    ("file_kinds_name_their_files", {"test_datasets": [{"path": "parquet"}]}),
+    (
+        "layouts_hold_their_words",
+        {"datasets": [{"path": "a", "type": {"no_input_format": "{instruct}"}}]},
+    ),
+    (
+        "layouts_hold_their_words",
+        {"test_datasets": [{"path": "a", "type": {"system_format": "Be kind."}}]},
+    ),
+    ("file_kinds_name_their_files", {"test_datasets": [{"path": "imagefolder"}]}),
+    ("jinja_template_given", {"datasets": [{"path": "a", "chat_template": "jinja"}]}),
+    (
+        "one_template_at_a_level",
+        {
+            "datasets": [
+                {"path": "a", "chat_template": "chatml", "chat_template_jinja": "{{ messages }}"}
+            ]
+        },
+    ),
     ("dataset_types_exist", {"test_datasets": [{"path": "a", "type": "chat"}]}),
 ]
 
@@ -299,6 +343,14 @@ def test_adapter_keys_without_an_adapter_are_a_notice(load, minimal) -> None:
         "recipe.yaml:6:1: lora_r: does nothing without adapter (2 such keys); this is full "
         "fine-tuning. Add adapter: lora, or remove it."
     )
+
+
+def test_an_unknown_word_of_a_layout_is_named_at_its_line(complaints, minimal) -> None:
+    layout = "'[INST] {instruct} {instruction}'"
+    assert complaints(f"{minimal}    type:\n      format: {layout}\n") == [
+        "recipe.yaml:7:7: datasets[0].type.format: '{instruct}' is unknown. "
+        "Known: {instruction}, {input}, {system}."
+    ]
 
 
 def test_problems_of_rules_cite_the_line(complaints, minimal) -> None:

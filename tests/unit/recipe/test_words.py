@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from ndtrain.data.formats.catalog import FORMATS
+from ndtrain.data.sources import READERS
 from ndtrain.data.templates.catalog import TEMPLATES
 from ndtrain.recipe.schema import Recipe
 from ndtrain.recipe.words import (
     CHAT_TEMPLATES,
     DATASET_TYPES,
+    FILE_KINDS,
     OPTIMIZER_ARGS,
     OPTIMIZERS,
     SCHEDULES,
@@ -44,6 +46,10 @@ def test_schedules() -> None:
 
 def test_dataset_types() -> None:
     assert set(DATASET_TYPES) == {name for name in FORMATS if not name.startswith("_")}
+
+
+def test_file_kinds() -> None:
+    assert set(FILE_KINDS) == set(READERS)
 
 
 def test_chat_templates() -> None:

@@ -23,6 +23,7 @@ FAQ = SourceReport(
     path="acme/faq",
     rows_in=1000,
     rows_used=988,
+    rows_taken=988,
     tokens=80_000,
     trained_tokens=20_000,
     duplicates=3,

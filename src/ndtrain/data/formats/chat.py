@@ -2,9 +2,12 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 from ndtrain.data.formats.tools import read_tool_calls, read_tools
+from ndtrain.data.json_text import load_json
 from ndtrain.data.rows import Row
 from ndtrain.data.sample import Chat, Segment, Turn
 from ndtrain.recipe.schema import DatasetSpec
@@ -30,10 +33,13 @@ ROLES: Mapping[str, str] = {
 
 
 def read_chat(row: Row, spec: DatasetSpec) -> Chat:
-    """The turns of a row, with the chosen answer of a preference row, and its tools."""
-    messages = _messages(row, spec)
+    """The turns of a row and its tools; of a prompt with an answer, only the answer is trained."""
+    messages, before = _messages(row, spec)
     names = _property_names(row, spec, messages)
     turns = [_turn(row, spec, names, message) for message in messages]
+    for place, turn in enumerate(turns[:before]):
+        if turn.trained is None:  # a switch of its own stands
+            turns[place] = replace(turn, trained=False)
     system = row.data.get("system")
     if isinstance(system, str) and system and not any(turn.role == "system" for turn in turns):
         turns.insert(0, Turn("system", system))
@@ -46,34 +52,53 @@ def read_chat(row: Row, spec: DatasetSpec) -> Chat:
     )
 
 
-def _messages(row: Row, spec: DatasetSpec) -> Sequence[Mapping[str, Any]]:
-    """The turns as the row has them, the chosen answer last."""
+def _messages(row: Row, spec: DatasetSpec) -> tuple[Sequence[Mapping[str, Any]], int]:
+    """The turns as the row has them, its answer last, and the number of turns before the answer.
+
+    The answer is the chosen side of a preference row, or the completion of a prompt. Without one
+    no turn stands before it.
+    """
     data = row.data
     column = spec.field_messages or next(
         (name for name in ("messages", "conversations", "conversation") if name in data), None
     )
-    turns: list[Any] = []
-    if column is not None:
-        turns = _list_of_turns(row, column)
-    elif isinstance(data.get("prompt"), str) and "chosen" in data:
-        turns = [{"role": "user", "content": data["prompt"]}]
-    elif isinstance(data.get("prompt"), list):
-        turns = _list_of_turns(row, "prompt")
-    elif "chosen" not in data:
+    prompt = data.get("prompt") if column in (None, "prompt") else None
+    answers = ("chosen", "completion") if prompt is not None else ("chosen",)
+    answer = next((name for name in answers if data.get(name) is not None), None)
+    if isinstance(prompt, str) and answer is not None:
+        return _with_answer(row, [{"role": "user", "content": prompt}], answer)
+    if column is None and prompt is not None:
+        if answer is None:
+            raise row.fail(
+                "column 'prompt' has no answer beside it: neither 'completion' nor 'chosen'.",
+                "Add one of them; where the prompt is the whole conversation, set "
+                "field_messages: prompt.",
+            )
+        column = "prompt"
+    if column is None and answer is None:
         known = ", ".join(f"'{name}'" for name in data) or "none"
         raise row.fail(
             "no column of turns: neither 'messages' nor 'conversations'.",
             f"Columns of this row: {known}. Name one with field_messages, or set another type.",
         )
-    chosen = data.get("chosen")
-    if isinstance(chosen, str):
-        turns = [*turns, {"role": "assistant", "content": chosen}]
-    elif isinstance(chosen, dict):
-        turns = [*turns, chosen]
-    elif isinstance(chosen, list):
-        whole = _list_of_turns(row, "chosen")
-        turns = whole if whole[: len(turns)] == turns else [*turns, *whole]
-    return turns
+    turns = [] if column is None else _list_of_turns(row, column)
+    return (turns, 0) if answer is None else _with_answer(row, turns, answer)
+
+
+def _with_answer(row: Row, turns: list[Any], answer: str) -> tuple[list[Any], int]:
+    """The turns with an answer behind them, and how many stand before it."""
+    given = row.data[answer]
+    if isinstance(given, str):
+        return [*turns, {"role": "assistant", "content": given}], len(turns)
+    if isinstance(given, dict):
+        return [*turns, given], len(turns)
+    whole = _list_of_turns(row, answer)
+    if whole[: len(turns)] != turns:
+        return [*turns, *whole], len(turns)
+    rejected = row.data.get("rejected")
+    pairs = zip(whole, rejected if isinstance(rejected, list) else (), strict=False)
+    shared = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+    return whole, max(len(turns), shared)
 
 
 def _list_of_turns(row: Row, column: str) -> list[Any]:
@@ -81,7 +106,7 @@ def _list_of_turns(row: Row, column: str) -> list[Any]:
     value = row.data.get(column)
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = load_json(value)
         except json.JSONDecodeError:
             value = None
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
@@ -131,7 +156,8 @@ def _turn(
     if calls:
         extra["tool_calls"] = read_tool_calls(row, calls)
     text, parts = _content(row, content, spoken, has_calls="tool_calls" in extra)
-    return Turn(role, text, _switch(row, spec, message), parts, extra)
+    wish = _switch(row, (spec.message_field_training, "weight"), "turn", message)
+    return Turn(role, text, wish, parts, extra)
 
 
 def _target_role(row: Row, spec: DatasetSpec, spoken: str) -> str:
@@ -142,14 +168,18 @@ def _target_role(row: Row, spec: DatasetSpec, spoken: str) -> str:
     return ROLES.get(spoken, spoken)
 
 
-def _switch(row: Row, spec: DatasetSpec, message: Mapping[str, Any]) -> bool | None:
-    """The turn's own wish to be trained: its `train` flag, or a weight of 0 or 1."""
-    for key in (spec.message_field_training, "weight"):
-        value = message.get(key)
+def _switch(row: Row, keys: Sequence[str], of: str, values: Mapping[str, Any]) -> bool | None:
+    """The wish of a turn or a part of one to be trained: its flag, or a weight of 0 or 1.
+
+    Args:
+        of: what has the keys, for the message.
+    """
+    for key in keys:
+        value = values.get(key)
         if value is None:
             continue
         if value not in (0, 1):
-            raise row.fail(f"'{key}' of a turn is {value!r}; it must be true or false, 1 or 0.")
+            raise row.fail(f"'{key}' of a {of} is {value!r}; it must be true or false, 1 or 0.")
         return bool(value)
     return None
 
@@ -180,7 +210,8 @@ def _content(
                 f"a part of type {kind!r} in a '{spoken}' turn is not text.",
                 "Only text is trained; remove images and other media.",
             )
-        wish = part.get("train", part.get("weight")) if isinstance(part, dict) else None
+        values = part if isinstance(part, dict) else {}
+        wish = _switch(row, ("train", "weight"), "part", values)
         switched |= wish is not None
-        parts.append(Segment(text, trained=wish is None or bool(wish)))
+        parts.append(Segment(text, trained=wish is not False))
     return "".join(part.text for part in parts), tuple(parts) if switched else ()

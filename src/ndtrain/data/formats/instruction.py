@@ -35,7 +35,7 @@ def read_mapped(row: Row, spec: DatasetSpec) -> Passage:
     assert isinstance(mapping, InstructionMapping)
     given = row.optional_text(mapping.field_input)
     layout = mapping.format if given else mapping.no_input_format
-    system = row.optional_text(mapping.field_system) or mapping.system_prompt
+    system = row.optional_text(mapping.field_system) or _unescape(mapping.system_prompt)
     head = _fill(mapping.system_format, {"system": system}) if system else ""
     prompt = _fill(
         layout,
@@ -45,7 +45,7 @@ def read_mapped(row: Row, spec: DatasetSpec) -> Passage:
             "system": system,
         },
     )
-    return _answered(row, _unescape(head) + prompt, mapping.field_output, "field_output")
+    return _answered(row, head + prompt, mapping.field_output, "field_output")
 
 
 def _answered(row: Row, prompt: str, column: str, key: str) -> Passage:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ndtrain.data.json_text import load_json
 from ndtrain.data.rows import Row
 
 
@@ -46,7 +47,7 @@ def _call(row: Row, call: Any) -> dict[str, Any]:
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
         try:
-            parsed = json.loads(arguments)
+            parsed = load_json(arguments)
         except json.JSONDecodeError:
             parsed = arguments  # some data sets hold free text: it is rendered as it is
         arguments = parsed if isinstance(parsed, dict) else arguments
@@ -63,6 +64,6 @@ def _call(row: Row, call: Any) -> dict[str, Any]:
 def _parse(row: Row, text: str, what: str) -> Any:
     """JSON text that must parse."""
     try:
-        return json.loads(text)
+        return load_json(text)
     except json.JSONDecodeError as error:
         raise row.fail(f"{what} is not valid JSON: {error.msg} at position {error.pos}.") from None
