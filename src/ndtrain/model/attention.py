@@ -16,7 +16,7 @@ from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
 from ndtrain.model.flexible import flexible_attention
 from ndtrain.model.grouped_heads import has_grouped_heads
-from ndtrain.model.varlen import varlen_attention
+from ndtrain.model.varlen import run_by_run_attention, varlen_attention
 from ndtrain.parallel.context import AttentionRows, from_whole_rows, to_whole_rows
 from ndtrain.parallel.segments import Segments
 
@@ -130,7 +130,8 @@ def _by_segments(
     window: int | None,
     scaling: float | None,
 ) -> torch.Tensor:
-    """A kernel of variable length over all documents at once; no mask exists."""
+    """A kernel of variable length over all documents at once, or one by one; no mask exists."""
+    attend = run_by_run_attention if query.device.type == "cpu" else varlen_attention
     rows, length = query.shape[0], query.shape[2]
     flat_query, flat_key, flat_value = (
         tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value)
@@ -138,7 +139,7 @@ def _by_segments(
     if segments.key_places is not None:
         flat_key = flat_key.index_select(0, segments.key_places)
         flat_value = flat_value.index_select(0, segments.key_places)
-    output = varlen_attention(
+    output = attend(
         flat_query,
         flat_key,
         flat_value,

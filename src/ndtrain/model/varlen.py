@@ -1,4 +1,4 @@
-"""Attention over documents of different length: one call of torch's kernel, on a CPU one each."""
+"""Attention over documents of different length: one call of torch's kernel, or a call for each."""
 
 import inspect
 from typing import Any
@@ -26,15 +26,13 @@ def varlen_attention(
     """Causal attention within each run.
 
     Args:
-        query: all queries [T, H, D]; on CUDA in bf16 or fp16.
+        query: all queries [T, H, D], bf16 or fp16 on CUDA.
         key: the keys of the runs, one run after the other, with as many or fewer heads.
         value: the values likewise.
         segments: where the runs start.
         window: how many tokens back a query sees beside itself; -1 for all.
         scaling: factor of the scores; 1 / sqrt(D) when None.
     """
-    if query.device.type == "cpu":
-        return _run_by_run(query, key, value, segments, window, scaling)
     options: dict[str, Any] = {}
     if _NAMES_GROUPS:
         options["enable_gqa"] = has_grouped_heads(query, key)
@@ -54,15 +52,16 @@ def varlen_attention(
     return output
 
 
-def _run_by_run(
+def run_by_run_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     segments: Segments,
+    *,
     window: int,
     scaling: float | None,
 ) -> torch.Tensor:
-    """The same where torch has no such kernel: nothing is computed between documents."""
+    """The same on a CPU, where torch has no such kernel; the arguments are those above."""
     queries = segments.query_starts.diff().tolist()
     keys = segments.key_starts.diff().tolist()
     runs = zip(

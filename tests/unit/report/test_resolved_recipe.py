@@ -15,6 +15,7 @@ learning_rate: 1e-4
 datasets:
   - path: synthetic
     length: 20
+optimizer: sgd
 optim_args: {momentum: 0.9}
 val_set_size: 2
 sample_prompts: ["yes", "1e5", "a: b # c", "two\\nlines", "é 🙂"]
