@@ -1,4 +1,4 @@
-"""The probe of rows that are shared out: attention passes, layers along the row do not."""
+"""The probe of untested architectures: causal attention passes on every mesh, nothing else does."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from ndtrain.parallel.mesh import build_mesh
 from ndtrain.plan.plan import ParallelPlan
 from ndtrain.recipe.schema import Recipe
 from ndtrain.train.assemble import assemble
-from ndtrain.train.probe import check_split_rows
+from ndtrain.train.probe import check_untested
 
 PLANS = [
     ParallelPlan(cp=2, cp_method="ulysses"),
@@ -35,7 +35,7 @@ def said(rank: int, recipe: Recipe) -> list[str]:
     for plan in PLANS:
         engine = assemble(recipe, source_of(recipe), build_mesh(plan, torch.device("cpu")))
         try:
-            check_split_rows(engine)
+            check_untested(engine)
         except MeshError as error:
             found.append(error.message)
         else:
@@ -87,3 +87,44 @@ def test_attention_alone_passes(
     recipe = recipe_of(tmp_path, model_type, sizes, **keys)
 
     assert run_forked(2, tmp_path, said, recipe) == [["", "", ""]] * 2
+
+
+def test_a_dtype_that_an_architecture_cannot_compute_in_is_named(tmp_path: Path) -> None:
+    sizes = {"layer_types": ["linear_attention", "full_attention"], "num_local_experts": 2}
+    recipe = recipe_of(tmp_path, "minimax", {"head_dim": 8, **sizes}, bf16=True)
+
+    for messages in run_forked(2, tmp_path, said, recipe):
+        for message in messages:
+            assert message.startswith("'minimax' cannot be computed in bfloat16: expected m1 and ")
+
+
+def said_of_flipped(rank: int, recipe: Recipe) -> list[str]:
+    """What the probe says where a block hands a part of every row on from behind."""
+    found = []
+    for plan in PLANS:
+        engine = assemble(recipe, source_of(recipe), build_mesh(plan, torch.device("cpu")))
+        block = engine.causal_lm.base_model.layers[0]
+        block.register_forward_hook(lambda _, __, output: output + 0.01 * output.flip(1))
+        try:
+            check_untested(engine)
+        except MeshError as error:
+            found.append(error.message)
+    return found
+
+
+def test_tokens_that_see_later_ones_are_found_on_every_mesh(tmp_path: Path) -> None:
+    recipe = recipe_of(tmp_path, "arcee", {})
+
+    for messages in run_forked(2, tmp_path, said_of_flipped, recipe):
+        assert len(messages) == len(PLANS)
+        for message in messages:
+            assert message.startswith(
+                "tokens of 'arcee' see later ones: changing the last token of a row moved hidden "
+                "states before it by "
+            )
+
+
+def test_the_tested_architectures_are_not_probed(tmp_path: Path) -> None:
+    recipe = recipe_of(tmp_path, "llama", {})
+
+    assert run_forked(2, tmp_path, said_of_flipped, recipe) == [[], []]
