@@ -29,6 +29,7 @@ WINDOW_KEYS = ("sliding_window", "attention_chunk_size", "attention_window_size"
 """Keys by which configurations give the tokens that a query sees."""
 _WINDOWED = {"sliding_attention", "chunked_attention"}
 _QUERIES = 64
+_LEAST_TOKENS = 256
 _ALLOWED = "ndtrain_allowed"
 """The attribute of a mask on the meta device that holds what it allows, bool [N, S]."""
 
@@ -63,11 +64,13 @@ def check_attention(causal_lm: "PreTrainedModel", sequence_len: int) -> None:
     AttentionMaskInterface.register(NAME, _readable_mask)
     twin = _callable_twin(causal_lm)
     look = Look()
-    ids = torch.zeros(1, sequence_len, dtype=torch.long, device="meta")
+    config = causal_lm.config.get_text_config()
+    window = short_window(config, sequence_len)
+    length = _row_length(config, sequence_len)
+    ids = torch.zeros(1, length, dtype=torch.long, device="meta")
     # on the host, where some architectures look whether anything is padded
-    present = torch.ones(1, sequence_len, dtype=torch.long)
-    places = torch.arange(sequence_len, device="meta")[None]
-    window = short_window(causal_lm.config.get_text_config(), sequence_len)
+    present = torch.ones(1, length, dtype=torch.long)
+    places = torch.arange(length, device="meta")[None]
     call: Callable[..., Any] = twin.base_model
     stopped: Exception | None = None
     try:
@@ -95,6 +98,14 @@ def short_window(config: "PreTrainedConfig", sequence_len: int) -> tuple[str, in
     sizes = [(getattr(config, key, None), key) for key in WINDOW_KEYS]
     short = [(size, key) for size, key in sizes if type(size) is int and size < sequence_len]
     return (min(short)[1], min(short)[0]) if short else None
+
+
+def _row_length(config: "PreTrainedConfig", sequence_len: int) -> int:
+    """Tokens S beyond every window; recurrent layers take each of them by itself, so no more."""
+    sizes = [value for key, value in config.to_dict().items() if "window" in key]
+    sizes += [getattr(config, key, None) for key in WINDOW_KEYS]
+    longest = max((size for size in sizes if type(size) is int and size < sequence_len), default=0)
+    return min(sequence_len, max(_LEAST_TOKENS, longest + _QUERIES))
 
 
 def _lost(model_type: str, window: tuple[str, int] | None) -> MeshError:

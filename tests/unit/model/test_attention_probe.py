@@ -52,6 +52,14 @@ def test_a_window_in_the_mask_alone_is_refused_where_it_hides_something(
     check_attention(built(model_type, sliding_window=None, **sizes), 64)
 
 
+def test_a_long_window_in_long_rows_is_seen() -> None:
+    model = built("phimoe", sliding_window=3000, num_local_experts=4)
+
+    with pytest.raises(MeshError, match="its sliding_window of 3000 tokens"):
+        check_attention(model, 100_000)
+    check_attention(model, 3000)
+
+
 @pytest.mark.parametrize("model_type", ["stablelm", "nemotron"])
 def test_attention_that_gets_no_rows_is_refused_by_type(model_type: str) -> None:
     with pytest.raises(MeshError) as refused:
