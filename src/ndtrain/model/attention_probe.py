@@ -58,7 +58,7 @@ def check_attention(causal_lm: "PreTrainedModel", sequence_len: int) -> None:
 
     Raises:
         MeshError: a window or another pattern is in the mask alone, or attention is not told
-            where the tokens of a row stand.
+            where the tokens of a row stand, or the model takes no keyword arguments to hand on.
     """
     AttentionInterface.register(NAME, _look)
     AttentionMaskInterface.register(NAME, _readable_mask)
@@ -85,6 +85,14 @@ def check_attention(causal_lm: "PreTrainedModel", sequence_len: int) -> None:
     except (RuntimeError, NotImplementedError) as error:
         # values decide over what it computes, so that it does not run to its end without any
         stopped = error
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        raise MeshError(
+            f"'{causal_lm.config.model_type}' does not take what its layers must know: {error}.",
+            where="base_model",
+            hint=f"Use another architecture; tested are {', '.join(sorted(FAMILIES))}.",
+        ) from error
     unknown = (look.unread or stopped is not None) and not look.windowed
     if look.lost or (unknown and window is not None):
         raise _lost(causal_lm.config.model_type, window) from stopped

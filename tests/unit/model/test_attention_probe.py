@@ -3,7 +3,13 @@
 from typing import Any
 
 import pytest
-from transformers import AutoConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaModel,
+    PreTrainedModel,
+)
 
 from ndtrain.errors import ExitCode, MeshError
 from ndtrain.model.attention_probe import check_attention, short_window
@@ -58,6 +64,32 @@ def test_a_long_window_in_long_rows_is_seen() -> None:
     with pytest.raises(MeshError, match="its sliding_window of 3000 tokens"):
         check_attention(model, 100_000)
     check_attention(model, 3000)
+
+
+class Narrow(LlamaModel):
+    """A base model that takes no keyword arguments beside its own."""
+
+    def forward(  # type: ignore[override]
+        self, input_ids: Any, attention_mask: Any, position_ids: Any, use_cache: bool
+    ) -> None: ...
+
+
+class NarrowLM(LlamaForCausalLM):
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        self.model = Narrow(config)
+
+
+def test_a_model_that_takes_no_rows_is_refused() -> None:
+    model = NarrowLM(LlamaConfig(**SIZES))
+
+    with pytest.raises(MeshError) as refused:
+        check_attention(model, 32)
+
+    assert refused.value.message == (
+        "'llama' does not take what its layers must know: Narrow.forward() got an unexpected "
+        "keyword argument 'rows'."
+    )
 
 
 @pytest.mark.parametrize("model_type", ["stablelm", "nemotron"])
