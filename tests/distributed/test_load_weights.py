@@ -134,6 +134,32 @@ def test_random_weights_and_adapters_do_not_depend_on_the_mesh(name: str, tmp_pa
     assert recipes == [[]] * 4
 
 
+UNRULED: dict[str, dict[str, Any]] = {
+    "apertus": {},
+    "qwen3_next": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+    },
+}
+"""Types with parameters that keep what they were built with, or that an outer module sets."""
+
+
+@pytest.mark.parametrize("model_type", list(UNRULED))
+def test_first_values_beside_the_rule_do_not_depend_on_the_mesh(
+    model_type: str, tmp_path: Path
+) -> None:
+    recipe = random_recipe({"model_type": model_type, **SIZES, **UNRULED[model_type]})
+    (expected,) = run_forked(1, tmp_path, whole_state, recipe)
+    assert all(tensor.isfinite().all() for tensor in expected.values())
+    plans = [ParallelPlan(dp_shard=2), ParallelPlan(dp_replicate=2)]
+    assert run_forked(2, tmp_path, compare, plans, recipe, expected) == [[]] * 2
+
+
 def whole_state(_: int, recipe: Recipe) -> dict[str, torch.Tensor]:
     model = sharded_model(recipe, ParallelPlan())
     named = dict(model.named_parameters()) | dict(model.named_buffers())

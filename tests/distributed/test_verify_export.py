@@ -1,5 +1,6 @@
 """The reload check: passes on what any mesh wrote, and fails on one matrix that is not it."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,8 @@ import pytest
 import torch
 from forked import run_forked
 from safetensors.torch import load_file, save_file
-from test_load_weights import CONFIGS, random_recipe
+from test_load_weights import CONFIGS, SIZES, random_recipe
+from transformers import MistralConfig
 
 from ndtrain.errors import CheckpointError
 from ndtrain.model.build import build_model
@@ -19,7 +21,7 @@ from ndtrain.plan.plan import ParallelPlan
 from ndtrain.recipe.schema import Recipe
 from ndtrain.train.assemble import assemble
 from ndtrain.train.export import export_adapter, export_model
-from ndtrain.train.verify import verify_export
+from ndtrain.train.verify import probe_length, verify_export
 
 PLANS = [
     ParallelPlan(cp=2, tp=2, cp_method="allgather"),
@@ -89,6 +91,89 @@ def test_the_rounding_of_a_shorter_dtype_is_no_difference(tmp_path: Path) -> Non
     for difference, plan in zip(main, PLANS, strict=True):
         assert difference is not None, plan
         assert difference < 1e-5, plan
+
+
+def check_config(
+    rank: int, recipe: Recipe, plans: list[ParallelPlan], folder: Path, changes: dict[str, Any]
+) -> list[tuple[float | None, str]]:
+    """Per mesh: the difference found, and what was said with another config.json (on rank 0)."""
+    cpu = torch.device("cpu")
+    source = find_model(recipe)
+    found = []
+    for number, plan in enumerate(plans):
+        engine = assemble(recipe, source, build_mesh(plan, cpu))
+        dest = folder / str(number)
+        export_model(engine.model, None, source, dest, runtime=Runtime(rank, 2, rank, cpu))
+        verdict = verify_export(engine, dest, source)
+        if rank == 0:
+            file = dest / "config.json"
+            file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+        torch.distributed.barrier()
+        said = ""
+        try:
+            verify_export(engine, dest, source)
+        except CheckpointError as error:
+            said = error.message
+        found.append((verdict.difference if verdict else None, said))
+    return found
+
+
+PAIRS = [
+    ParallelPlan(dp_shard=2),
+    ParallelPlan(tp=2),
+    ParallelPlan(cp=2, cp_method="ulysses"),
+]
+_MAMBA = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "sizes", "changes", "plans"),
+    [
+        ("gemma2", {"final_logit_softcapping": 2.0}, {"final_logit_softcapping": None}, PAIRS),
+        (
+            "falcon_h1",
+            {"lm_head_multiplier": 0.25, **_MAMBA},
+            {"lm_head_multiplier": 1.0},
+            PAIRS[:1],
+        ),
+        # longer than the few tokens that are enough elsewhere
+        ("mistral", {"sliding_window": 24}, {"sliding_window": None}, PAIRS),
+    ],
+)
+def test_what_the_configuration_does_to_logits_is_compared(
+    model_type: str,
+    sizes: dict[str, Any],
+    changes: dict[str, Any],
+    plans: list[ParallelPlan],
+    tmp_path: Path,
+) -> None:
+    model = {**SIZES, "model_type": model_type, "initializer_range": 0.3, **sizes}
+    recipe = random_recipe(model, device="cpu")
+    main, _ = run_forked(2, tmp_path, check_config, recipe, plans, tmp_path / "exports", changes)
+    for (difference, said), plan in zip(main, plans, strict=True):
+        assert difference is not None, plan
+        assert difference < 1e-5, plan
+        assert "the export computes other logits than the trained model" in said, plan
+
+
+@pytest.mark.parametrize(
+    ("window", "sizes", "length"),
+    [
+        (None, {}, 16),
+        (24, {}, 40),
+        (1008, {}, 1024),
+        (1009, {}, 16),
+        # no window hides anything from rows of 2048 tokens
+        (2048, {}, 16),
+        (512, {"hidden_size": 4096, "num_hidden_layers": 32}, 16),
+        (512, {"vocab_size": 300_000}, 16),
+    ],
+)
+def test_the_probe_is_longer_than_a_window_where_that_is_cheap(
+    window: int | None, sizes: dict[str, Any], length: int
+) -> None:
+    config = MistralConfig(**{**SIZES, "sliding_window": window, **sizes})
+    assert probe_length(config, 2048) == length
 
 
 ADAPTER_PLANS = [

@@ -14,11 +14,13 @@ from torch import nn
 from torch.nn import functional
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
+from ndtrain.errors import MeshError
 from ndtrain.model.flexible import flexible_attention
 from ndtrain.model.grouped_heads import has_grouped_heads
 from ndtrain.model.varlen import run_by_run_attention, varlen_attention
 from ndtrain.parallel.context import AttentionRows, from_whole_rows, to_whole_rows
 from ndtrain.parallel.segments import Segments
+from ndtrain.plan.families import FAMILIES
 
 NAME = "ndtrain"
 LEAST_FLEXIBLE = 16
@@ -32,7 +34,7 @@ def attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    rows: AttentionRows,
+    rows: AttentionRows | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -57,7 +59,12 @@ def attention(
 
     Returns:
         Output [B, Q, H, D] and None in place of the weights.
+
+    Raises:
+        MeshError: the model does not hand `rows` on.
     """
+    if rows is None:
+        raise untold(module)
     num_heads = query.shape[1]
     query, key, value = to_whole_rows(query, key, value, rows.split)
     longest = key.shape[2]
@@ -80,6 +87,18 @@ def attention(
         output = _fused(query, key, value, rows, window, scaling, dropout)
     output = from_whole_rows(output, rows.split)
     return output.transpose(1, 2).contiguous(), None
+
+
+def untold(module: nn.Module) -> MeshError:
+    """The error for an attention module that hands on nothing about the rows."""
+    config = getattr(module, "config", None)
+    model_type = getattr(config, "model_type", type(module).__name__)
+    return MeshError(
+        f"the attention of '{model_type}' is not told where the tokens of a row stand: its layers "
+        "do not hand their keyword arguments on.",
+        where="base_model",
+        hint=f"Use another architecture; tested are {', '.join(sorted(FAMILIES))}.",
+    )
 
 
 def _own_heads(

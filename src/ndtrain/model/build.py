@@ -19,6 +19,7 @@ _UNLISTED_KEYS = {"dtype", "head_dim", "rope_scaling", "rope_theta"}
 
 _BUILD_ERRORS = (
     ArithmeticError,
+    AssertionError,
     AttributeError,
     KeyError,
     RuntimeError,

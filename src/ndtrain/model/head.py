@@ -3,8 +3,10 @@
 Shape letters: T tokens, H hidden features, V vocabulary of this rank.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -12,6 +14,12 @@ from torch import nn
 from ndtrain.model.loss import Vocabulary, chunked_loss_sum
 from ndtrain.model.trained_tokens import select_tokens
 from ndtrain.parallel.dropout import DropoutKeys
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+_MULTIPLY_BY_SCALING = {"hyperclovax"}
+"""Types that multiply by `logits_scaling`, which Granite divides by."""
 
 
 class LogitShape:
@@ -21,13 +29,19 @@ class LogitShape:
         config: the model's configuration.
     """
 
-    def __init__(self, config: object) -> None:
-        softcap = getattr(config, "final_logit_softcapping", None)
-        self.softcap: float | None = float(softcap) if softcap else None
-        # Cohere multiplies, Granite divides
-        multiplier = getattr(config, "logit_scale", None)
-        divisor = getattr(config, "logits_scaling", None)
-        self.scale = float(multiplier or 1.0) / float(divisor or 1.0)
+    def __init__(self, config: "PreTrainedConfig") -> None:
+        text = config.get_text_config()
+        # Gemma and RecurrentGemma
+        caps = (getattr(text, key, None) for key in ("final_logit_softcapping", "logits_soft_cap"))
+        self.softcap: float | None = next((float(cap) for cap in caps if cap), None)
+        # Cohere and Falcon-H1 multiply
+        factors = [getattr(text, key, None) for key in ("logit_scale", "lm_head_multiplier")]
+        scaling = getattr(text, "logits_scaling", None)
+        if text.model_type in _MULTIPLY_BY_SCALING:
+            factors.append(scaling)
+        elif scaling is not None:
+            factors.append(1.0 / float(scaling))
+        self.scale = math.prod(float(factor) for factor in factors if factor is not None)
 
     def __call__(self, logits: torch.Tensor) -> torch.Tensor:
         """Apply scale and cap."""
@@ -61,7 +75,7 @@ class TokenHead(nn.Module):
         super().__init__()
         self.head = head
         self.vocabulary = vocabulary
-        self._shape = shape
+        self.shape = shape
         self._keys = keys
         self._chunk = chunk
 
@@ -94,7 +108,7 @@ class TokenHead(nn.Module):
 
         def logits(part: torch.Tensor, place: slice) -> torch.Tensor:
             with self._dropout_at(tokens, place):
-                return self._shape(self.head(part))
+                return self.shape(self.head(part))
 
         return chunked_loss_sum(
             hidden,
@@ -107,5 +121,5 @@ class TokenHead(nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [T, V] of this rank's part of the vocabulary."""
-        shaped: torch.Tensor = self._shape(self.head(hidden))
+        shaped: torch.Tensor = self.shape(self.head(hidden))
         return shaped

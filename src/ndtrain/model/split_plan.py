@@ -69,7 +69,7 @@ def split_plan(
 
     Raises:
         MeshError: the heads do not divide, naming the sizes that work; or the tokens cannot be
-            shared.
+            shared; or norms of the heads are not split with them.
     """
     config = causal_lm.config
     heads = config.num_attention_heads
@@ -89,6 +89,7 @@ def split_plan(
     )
     if splits_heads:
         check_heads(heads, kv_heads, tp)
+        _check_head_norms(causal_lm, patterns)
     whole_kv = splits_heads and kv_heads % tp != 0
     prefix = base_prefix(model, causal_lm)
     modules: dict[str, str] = {}
@@ -140,6 +141,33 @@ def split_plan(
         entries=frozenset(entries if sequence_parallel else ()),
         sliced=frozenset(sliced),
     )
+
+
+def _check_head_norms(causal_lm: PreTrainedModel, patterns: Mapping[str, str]) -> None:
+    """Refuse norms that have weights for every head where ranks hold a part of the heads.
+
+    Raises:
+        MeshError: the tensor-parallel plan splits the heads and leaves such a norm whole.
+    """
+    config = causal_lm.config
+    heads = config.num_attention_heads
+    counts = {heads, getattr(config, "num_key_value_heads", None) or heads}
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    per_head: set[tuple[int, ...]] = {(count, head_size) for count in counts}
+    per_head |= {(count * head_size,) for count in counts if count > 1}
+    for name, module in causal_lm.named_modules():
+        owner = name.rpartition(".")[0]
+        if "norm" not in type(module).__name__.lower() or _pattern(name) in patterns:
+            continue
+        if patterns.get(_pattern(f"{owner}.q_proj")) != "colwise":
+            continue
+        if any(tuple(one.shape) in per_head for one in module.parameters(recurse=False)):
+            raise MeshError(
+                f"tensor parallelism splits the heads of '{config.model_type}', but its plan in "
+                f"transformers does not split '{name}', which has weights for each of them.",
+                where="tensor_parallel_size",
+                hint="Use tensor_parallel_size: 1; dp_shard_size and context_parallel_size work.",
+            )
 
 
 def _check_own_styles(

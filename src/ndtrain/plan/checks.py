@@ -179,6 +179,20 @@ def check_sequence(
     ]
 
 
+def check_mixing(facts: ModelFacts, cp: int, *, where: str = "") -> list[NdtrainError]:
+    """`context_parallel_size` against layers in which tokens meet outside attention."""
+    if cp == 1 or not facts.mixing:
+        return []
+    return [
+        MeshError(
+            f"context_parallel_size is {cp}, but '{facts.model_type}' has {facts.mixing}: there "
+            "the parts of a row would not see each other.",
+            where=where,
+            hint="Use context_parallel_size: 1; dp_shard_size works.",
+        )
+    ]
+
+
 def check_adapters(recipe: Recipe, parallel: ParallelPlan, where: Position) -> list[NdtrainError]:
     """Quantised bases are sharded by rows, but cannot be split over tensor-parallel ranks."""
     key = "load_in_8bit" if recipe.load_in_8bit else "load_in_4bit"
@@ -211,6 +225,7 @@ def check_model(
             )
         except MeshError as error:
             problems.append(error)
+    problems += check_mixing(facts, parallel.cp, where=where("context_parallel_size"))
     problems += check_sequence(facts, recipe, parallel, where)
     problems += check_adapters(recipe, parallel, where)
     problems += check_small_states(recipe, facts, parallel.tp, where)

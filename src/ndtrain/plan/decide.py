@@ -111,12 +111,8 @@ def _notices(recipe: Recipe, facts: ModelFacts, parallel: ParallelPlan) -> list[
     if padding:
         notices.append(padding)
     why = why_whole_tokens(facts, recipe)
-    if parallel.tp > 1 and facts.model_type not in FAMILIES:
-        notices.append(
-            f"'{facts.model_type}' is not among the architectures ndtrain is tested with: "
-            f"tensor_parallel_size {parallel.tp} works if transformers has a tensor-parallel plan "
-            "for it."
-        )
+    if parallel.world_size > 1 and facts.model_type not in FAMILIES:
+        notices.append(_untested(facts, parallel))
     elif parallel.tp > 1 and recipe.tensor_sequence_parallel == "auto" and why:
         notices.append(f"tensor_sequence_parallel is off: {why}.")
     if parallel.tp > 1 and facts.family.tp_attention == "none":
@@ -133,6 +129,17 @@ def _notices(recipe: Recipe, facts: ModelFacts, parallel: ParallelPlan) -> list[
             f"positions {facts.name} was made for."
         )
     return notices
+
+
+def _untested(facts: ModelFacts, parallel: ParallelPlan) -> str:
+    """A line on an architecture that no test compares with one process."""
+    text = f"'{facts.model_type}' is not among the architectures ndtrain is tested with"
+    if parallel.tp > 1:
+        text += (
+            f": tensor_parallel_size {parallel.tp} works if transformers has a tensor-parallel "
+            "plan for it"
+        )
+    return f"{text}. `ndtrain parity` compares its mesh with one process."
 
 
 def _unsupported(facts: ModelFacts, method: str, where: Position) -> list[NdtrainError]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from ndtrain.errors import MeshError
 from ndtrain.plan.families import BASE_DEFAULTS, FAMILIES, Family
+from ndtrain.plan.mixing import mixing_layers
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class ModelFacts:
         kv_lora_rank: rank of the compressed keys and values, 0 without latent attention.
         rope_head_dim: part of a latent attention head that carries positions.
         value_head_dim: size of a value head; equal to `head_dim` without latent attention.
+        mixing: what lets tokens meet outside attention, in words; empty for attention alone.
     """
 
     name: str
@@ -56,6 +58,7 @@ class ModelFacts:
     kv_lora_rank: int = 0
     rope_head_dim: int = 0
     value_head_dim: int = 0
+    mixing: str = ""
 
     @property
     def family(self) -> Family:
@@ -146,6 +149,7 @@ def facts_from_config(config: Mapping[str, Any], *, name: str, source: str) -> M
         kv_lora_rank=reader.size("kv_lora_rank") if family.mla else 0,
         rope_head_dim=reader.size("qk_rope_head_dim") if family.mla else 0,
         value_head_dim=value_dim,
+        mixing="" if model_type in FAMILIES else mixing_layers(config),
     )
 
 

@@ -226,7 +226,7 @@ def _other_meshes(recipe: Recipe, facts: ModelFacts, setting: Setting) -> Iterat
         keys = (("dp_replicate_size", "1"), ("dp_shard_size", str(shards)))
         yield _Option("mesh", keys, lambda setting: replace(setting, parallel=wider))
     times = 2
-    while now.dp_shard % times == 0:
+    while now.dp_shard % times == 0 and not facts.mixing:
         cp = times * now.cp
         if recipe.context_parallel_method == "ulysses" and not ulysses_works(facts, now.tp, cp):
             return

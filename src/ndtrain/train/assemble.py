@@ -16,9 +16,11 @@ from transformers import PreTrainedModel
 from ndtrain.errors import MeshError
 from ndtrain.model.adapters import apply_adapter
 from ndtrain.model.attention import block_windows, use_attention
+from ndtrain.model.attention_probe import check_attention
 from ndtrain.model.build import build_model
 from ndtrain.model.experts import use_experts
 from ndtrain.model.flash_attention import use_flash_attention
+from ndtrain.model.head_probe import check_head
 from ndtrain.model.loss import Vocabulary
 from ndtrain.model.split_plan import split_plan
 from ndtrain.model.trainable import Trainable
@@ -34,6 +36,7 @@ from ndtrain.parallel.recompute import apply_compile, apply_recompute, ask_for_g
 from ndtrain.parallel.shard import GradientSync, apply_sharding
 from ndtrain.parallel.tensor import SplitPlan, apply_tensor_parallel, local_vocabulary
 from ndtrain.parallel.tiled import apply_tiled_mlp
+from ndtrain.plan.families import FAMILIES
 from ndtrain.plan.model_source import ModelSource
 from ndtrain.recipe.schema import Recipe
 from ndtrain.train.early_step import EarlySteps
@@ -113,11 +116,28 @@ def decoder_blocks(causal_lm: PreTrainedModel) -> nn.ModuleList:
     blocks = getattr(causal_lm.base_model, "layers", None)
     if not isinstance(blocks, nn.ModuleList):
         raise MeshError(
-            f"the architecture {causal_lm.config.model_type!r} has no list of decoder layers.",
+            f"the architecture '{causal_lm.config.model_type}' is not supported: its base model "
+            "has no list of blocks called 'layers'.",
             where="base_model",
-            hint="Use a decoder-only language model.",
+            hint=f"Use another architecture; tested are {', '.join(sorted(FAMILIES))}.",
         )
     return blocks
+
+
+def check_architecture(causal_lm: PreTrainedModel, sequence_len: int) -> None:
+    """Refuse a model that would be computed differently from how transformers does.
+
+    Args:
+        causal_lm: as built, on the meta device.
+        sequence_len: tokens of a row.
+
+    Raises:
+        MeshError: its blocks, its attention or its head are not of a kind that is known.
+    """
+    decoder_blocks(causal_lm)
+    if causal_lm.config.get_text_config().model_type not in FAMILIES:
+        check_head(causal_lm)
+        check_attention(causal_lm, sequence_len)
 
 
 def final_norms(causal_lm: PreTrainedModel) -> list[nn.Module]:
@@ -168,6 +188,7 @@ def assemble(recipe: Recipe, source: ModelSource, mesh: Mesh, *, num_tokens: int
     plan = mesh.plan
     policy = decide_policy(recipe, mesh)
     causal_lm = build_model(source, recipe, dtype=policy.base_dtype, num_tokens=num_tokens)
+    check_architecture(causal_lm, recipe.sequence_len)
     model: nn.Module = causal_lm
     if recipe.adapter is not None:
         model = apply_adapter(causal_lm, recipe)

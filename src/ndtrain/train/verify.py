@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from ndtrain.data.batch import MicroBatch
 from ndtrain.errors import CheckpointError
 from ndtrain.model.adapters import base_bits, quantised_names
+from ndtrain.model.attention_probe import short_window
 from ndtrain.model.model_folder import base_dtype
 from ndtrain.model.quantised import round_linears
 from ndtrain.model.row_files import stored_tensors
@@ -31,8 +32,16 @@ from ndtrain.train.step import micro_batch_loss
 
 if TYPE_CHECKING:
     from torch import nn
+    from transformers import PreTrainedConfig
 
 _TOKENS = 16
+_LONGEST = 1024
+_BLOCK_MATRICES = 12
+"""Weights of a usual block, in squares of the hidden size."""
+_PRODUCTS = 4e11
+"""Tokens times weights that one processor multiplies in some seconds."""
+_LOGITS = 2**27
+"""Numbers in fp32 that are half a GiB."""
 _IN_FP32, _IN_BF16 = 1e-3, 0.1
 """Largest difference, relative to the logits' spread, by the dtype the run computes in. Unrelated
 logits differ by 1.4."""
@@ -69,8 +78,9 @@ class Verdict:
 
 
 def probe_batch(engine: Engine) -> MicroBatch:
-    """One row of one document."""
-    length = -(-_TOKENS // engine.split.row_multiple) * engine.split.row_multiple
+    """One row of one document, longer than the model's window where that is cheap."""
+    tokens = probe_length(engine.causal_lm.config, engine.recipe.sequence_len)
+    length = -(-tokens // engine.split.row_multiple) * engine.split.row_multiple
     vocabulary = int(engine.causal_lm.config.get_text_config().vocab_size)
     ids = (torch.arange(length)[None] * 7 + 3) % vocabulary
     return MicroBatch(
@@ -82,11 +92,23 @@ def probe_batch(engine: Engine) -> MicroBatch:
     )
 
 
+def probe_length(config: "PreTrainedConfig", sequence_len: int) -> int:
+    """Tokens that show a window at work, or a few where no window does or they cost too much."""
+    text = config.get_text_config()
+    window = short_window(text, sequence_len)
+    if window is None:
+        return _TOKENS
+    tokens = window[1] + _TOKENS
+    weights = _BLOCK_MATRICES * int(text.num_hidden_layers) * int(text.hidden_size) ** 2
+    cheap = tokens * weights <= _PRODUCTS and tokens * int(text.vocab_size) <= _LOGITS
+    return tokens if tokens <= _LONGEST and cheap else _TOKENS
+
+
 @torch.no_grad()
 def sharded_logits(engine: Engine) -> torch.Tensor | None:
     """Logits [S, V] of the probe from the model on its mesh, on the main rank; all ranks call it.
 
-    They are taken right behind the head, before a model scales or caps them.
+    Scaled and capped, as its losses read them.
     """
     taken: list[torch.Tensor] = []
     head: nn.Module = engine.causal_lm.get_output_embeddings()
@@ -104,17 +126,18 @@ def sharded_logits(engine: Engine) -> torch.Tensor | None:
     own: tuple[torch.Tensor, int, torch.Tensor] | None = None
     if mesh.data_rank == 0:
         columns = engine.split.columns(length, engine.split.rank, torch.device("cpu"))
-        own = (columns, first, torch.cat(taken).flatten(0, -2).float().cpu())
+        logits = torch.cat(taken).flatten(0, -2).float()
+        own = (columns, first, engine.trainable.head.shape(logits).cpu())
     gathered: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(own, gathered, dst=0)
     if gathered is None:
         return None
-    logits = torch.full((length, total), torch.nan)
+    whole = torch.full((length, total), torch.nan)
     for one in gathered:
         if one is not None:
             columns, start, part = one
-            logits[columns[:, None], torch.arange(start, start + part.shape[1])] = part
-    return logits
+            whole[columns[:, None], torch.arange(start, start + part.shape[1])] = part
+    return whole
 
 
 @torch.no_grad()
@@ -122,7 +145,7 @@ def reloaded_logits(
     folder: Path, source: ModelSource, ids: torch.Tensor, recipe: Recipe
 ) -> torch.Tensor:
     """The same from the folder, through plain transformers (and peft) on the CPU in fp32."""
-    from transformers import AutoModelForCausalLM, PreTrainedModel
+    from transformers import AutoModelForCausalLM
 
     is_adapter = (folder / "adapter_config.json").is_file()
     model: Any
@@ -132,14 +155,8 @@ def reloaded_logits(
             model = _adapter_on_base(folder, source, recipe)
         else:
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    plain: PreTrainedModel = model.get_base_model() if is_adapter else model
-    taken: list[torch.Tensor] = []
-    hook = plain.get_output_embeddings().register_forward_hook(
-        lambda _, __, logits: taken.append(logits)
-    )
-    model.eval()(input_ids=ids, use_cache=False)
-    hook.remove()
-    return taken[0][0].float()
+    logits: torch.Tensor = model.eval()(input_ids=ids, use_cache=False).logits
+    return logits[0].float()
 
 
 def verify_export(engine: Engine, folder: Path, source: ModelSource) -> Verdict | None:

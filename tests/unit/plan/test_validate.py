@@ -156,8 +156,36 @@ def test_an_architecture_without_a_known_plan_is_noticed(write):
     assert found.problems == ()
     assert found.notices == (
         "'stablelm' is not among the architectures ndtrain is tested with: tensor_parallel_size 2 "
-        "works if transformers has a tensor-parallel plan for it.",
+        "works if transformers has a tensor-parallel plan for it. `ndtrain parity` compares its "
+        "mesh with one process.",
     )
+
+
+@pytest.mark.parametrize("key", ["dp_replicate_size", "dp_shard_size", "context_parallel_size"])
+def test_an_architecture_without_tests_is_noticed_on_every_mesh(key, write):
+    model = "model_config: {model_type: phi, hidden_size: 64, num_attention_heads: 4}"
+    found = check(write(f"{key}: 2", model=model))
+
+    assert found.problems == ()
+    assert found.notices == (
+        "'phi' is not among the architectures ndtrain is tested with. `ndtrain parity` compares "
+        "its mesh with one process.",
+    )
+    assert check(write(model=model)).notices == ()
+
+
+def test_layers_that_mix_tokens_outside_attention_refuse_a_split_row(write):
+    model = "model_config: {model_type: lfm2, layer_types: [conv, full_attention]}"
+    found = check(write("context_parallel_size: 2", model=model))
+
+    (problem,) = found.problems
+    assert problem.exit_code == ExitCode.MESH
+    assert "recipe.yaml:" in problem.where
+    assert problem.message == (
+        "context_parallel_size is 2, but 'lfm2' has layers of kind 'conv': there the parts of a "
+        "row would not see each other."
+    )
+    assert check(write("dp_shard_size: 2", model=model)).problems == ()
 
 
 def test_attention_that_every_rank_repeats_is_noticed(write):
