@@ -21,6 +21,7 @@ from ndtrain.train.assemble import assemble
 from ndtrain.train.checkpoint_files import FoundCheckpoint
 from ndtrain.train.checkpoint_load import load_tensors
 from ndtrain.train.feed import build_evals
+from ndtrain.train.probe import check_untested
 from ndtrain.train.step import evaluation_loss
 
 
@@ -81,6 +82,7 @@ def measure(job: EvaluationJob, runtime: Runtime) -> dict[str, DatasetLoss]:
     if job.checkpoint is not None:
         group = dist.new_group(backend="gloo")
         load_tensors(job.checkpoint, engine.trainable, None, runtime, group)
+    check_untested(engine)
     prepared = open_prepared(job.prepared)
     results = {}
     for name, batches in build_evals(prepared, job.recipe, engine).items():

@@ -25,7 +25,7 @@ from ndtrain.train.job import Job
 from ndtrain.train.loop import Outcome, Run, fit, tell_saves
 from ndtrain.train.memory_failure import explain_rank
 from ndtrain.train.meter import Meter
-from ndtrain.train.probe import check_isolation
+from ndtrain.train.probe import check_isolation, check_untested
 from ndtrain.train.profile import StepProfiler, read_steps
 from ndtrain.train.resuming import go_on
 from ndtrain.train.samples import Sampler
@@ -119,6 +119,7 @@ def _train(
     progress, changed = go_on(job, checkpointer, engine, emit, restarted=runtime.attempt > 0)
     if recipe.sample_packing:
         check_isolation(engine)
+    check_untested(engine)
     trained = report_trainable(engine.model)
     emit(
         RunStarted(
