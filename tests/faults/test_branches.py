@@ -148,6 +148,8 @@ def test_an_early_stop_stays_one_until_its_patience_changes(tmp_path: Path) -> N
     for options in ((), ("--set", "logging_steps=2")):
         told = finish(recipe, *options).text()
         assert f"Stopped (early stopping) at step {ended}" in told
+        wanted = f"used up at step {ended}: raise or remove it to train on."
+        assert f"note   early_stopping_patience was {wanted}" in told
         assert f"\ntraining_steps: {ended}\n" in (run / "export" / "README.md").read_text()
     assert max(one["step"] for one in read_history(run / "metrics.jsonl").steps) == ended
     more = finish(recipe, "--set", "early_stopping_patience=100", "--max-steps", str(ended + 1))

@@ -97,6 +97,12 @@ def fit(run: Run) -> Outcome:
     if run.stop_after is not None:
         last = min(last, run.stop_after)
     if _has_stopped_early(run):
+        run.emit(
+            Notice(
+                f"early_stopping_patience was used up at step {progress.step}: raise or remove it "
+                "to train on."
+            )
+        )
         return Outcome("early_stopping", ExitCode.OK)
     owed = progress.owes_evaluation or (progress.step == 0 and last > 0)
     if owed and timetable.evaluates and (outcome := _judge(run)) is not None:
