@@ -1,6 +1,8 @@
 """The reload check: passes on what any mesh wrote, and fails on one matrix that is not it."""
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,27 +32,43 @@ PLANS = [
 ]
 
 
-def check(rank: int, recipe: Recipe, folder: Path) -> list[tuple[float | None, str]]:
+def damage_weights(export: Path) -> None:
+    file = export / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.layers.1.self_attn.v_proj.weight"] *= 1.5
+    save_file(tensors, file, {"format": "pt"})
+
+
+def change_config(changes: dict[str, Any], export: Path) -> None:
+    file = export / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def check(
+    rank: int,
+    recipe: Recipe,
+    plans: list[ParallelPlan],
+    folder: Path,
+    damage: Callable[[Path], None],
+) -> list[tuple[float | None, str]]:
     """Per mesh: the difference found, and what was said of a damaged copy (on rank 0)."""
     found: list[tuple[float | None, str]] = []
     cpu = torch.device("cpu")
     source = find_model(recipe)
-    for number, plan in enumerate(PLANS):
+    for number, plan in enumerate(plans):
         engine = assemble(recipe, source, build_mesh(plan, cpu))
         dest = folder / str(number)
-        export_model(engine.model, None, source, dest, runtime=Runtime(rank, 4, rank, cpu))
+        runtime = Runtime(rank, plan.world_size, rank, cpu)
+        export_model(engine.model, None, source, dest, runtime=runtime)
         verdict = verify_export(engine, dest, source)
         if rank == 0:
-            file = dest / "model.safetensors"
-            tensors = load_file(file)
-            tensors["model.layers.1.self_attn.v_proj.weight"] *= 1.5
-            save_file(tensors, file, {"format": "pt"})
+            damage(dest)
         torch.distributed.barrier()
         said = ""
         try:
             verify_export(engine, dest, source)
         except CheckpointError as error:
-            said = str(error)
+            said = error.message
         found.append((verdict.difference if verdict else None, said))
     return found
 
@@ -59,7 +77,9 @@ def check(rank: int, recipe: Recipe, folder: Path) -> list[tuple[float | None, s
 def test_every_mesh_passes_and_damage_is_found(name: str, tmp_path: Path) -> None:
     sizes: dict[str, Any] = {**CONFIGS[name], "num_key_value_heads": 4, "initializer_range": 0.3}
     recipe = random_recipe(sizes, device="cpu")
-    main, *others = run_forked(4, tmp_path, check, recipe, tmp_path / "exports")
+    main, *others = run_forked(
+        4, tmp_path, check, recipe, PLANS, tmp_path / "exports", damage_weights
+    )
     for (difference, said), plan in zip(main, PLANS, strict=True):
         assert difference is not None, plan
         assert difference < 1e-5, plan
@@ -93,31 +113,6 @@ def test_the_rounding_of_a_shorter_dtype_is_no_difference(tmp_path: Path) -> Non
         assert difference < 1e-5, plan
 
 
-def check_config(
-    rank: int, recipe: Recipe, plans: list[ParallelPlan], folder: Path, changes: dict[str, Any]
-) -> list[tuple[float | None, str]]:
-    """Per mesh: the difference found, and what was said with another config.json (on rank 0)."""
-    cpu = torch.device("cpu")
-    source = find_model(recipe)
-    found = []
-    for number, plan in enumerate(plans):
-        engine = assemble(recipe, source, build_mesh(plan, cpu))
-        dest = folder / str(number)
-        export_model(engine.model, None, source, dest, runtime=Runtime(rank, 2, rank, cpu))
-        verdict = verify_export(engine, dest, source)
-        if rank == 0:
-            file = dest / "config.json"
-            file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-        torch.distributed.barrier()
-        said = ""
-        try:
-            verify_export(engine, dest, source)
-        except CheckpointError as error:
-            said = error.message
-        found.append((verdict.difference if verdict else None, said))
-    return found
-
-
 PAIRS = [
     ParallelPlan(dp_shard=2),
     ParallelPlan(tp=2),
@@ -149,7 +144,8 @@ def test_what_the_configuration_does_to_logits_is_compared(
 ) -> None:
     model = {**SIZES, "model_type": model_type, "initializer_range": 0.3, **sizes}
     recipe = random_recipe(model, device="cpu")
-    main, _ = run_forked(2, tmp_path, check_config, recipe, plans, tmp_path / "exports", changes)
+    damage = partial(change_config, changes)
+    main, _ = run_forked(2, tmp_path, check, recipe, plans, tmp_path / "exports", damage)
     for (difference, said), plan in zip(main, plans, strict=True):
         assert difference is not None, plan
         assert difference < 1e-5, plan

@@ -20,7 +20,7 @@ from ndtrain.model.grouped_heads import has_grouped_heads
 from ndtrain.model.varlen import run_by_run_attention, varlen_attention
 from ndtrain.parallel.context import AttentionRows, from_whole_rows, to_whole_rows
 from ndtrain.parallel.segments import Segments
-from ndtrain.plan.families import FAMILIES
+from ndtrain.plan.families import USE_A_TESTED_ONE
 
 NAME = "ndtrain"
 LEAST_FLEXIBLE = 16
@@ -97,7 +97,7 @@ def untold(module: nn.Module) -> MeshError:
         f"the attention of '{model_type}' is not told where the tokens of a row stand: its layers "
         "do not hand their keyword arguments on.",
         where="base_model",
-        hint=f"Use another architecture; tested are {', '.join(sorted(FAMILIES))}.",
+        hint=USE_A_TESTED_ONE,
     )
 
 

@@ -17,7 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from ndtrain.errors import MeshError
 from ndtrain.model.attention import untold
-from ndtrain.plan.families import FAMILIES
+from ndtrain.plan.families import USE_A_TESTED_ONE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,7 +91,7 @@ def check_attention(causal_lm: "PreTrainedModel", sequence_len: int) -> None:
         raise MeshError(
             f"'{causal_lm.config.model_type}' does not take what its layers must know: {error}.",
             where="base_model",
-            hint=f"Use another architecture; tested are {', '.join(sorted(FAMILIES))}.",
+            hint=USE_A_TESTED_ONE,
         ) from error
     unknown = (look.unread or stopped is not None) and not look.windowed
     if look.lost or (unknown and window is not None):
@@ -122,7 +122,7 @@ def _lost(model_type: str, window: tuple[str, int] | None) -> MeshError:
             f"'{model_type}' hides tokens by a mask of its own, which ndtrain's attention does "
             "not get.",
             where="base_model",
-            hint=f"Use another architecture; tested are {', '.join(sorted(FAMILIES))}.",
+            hint=USE_A_TESTED_ONE,
         )
     key, size = window
     return MeshError(

@@ -15,7 +15,7 @@ from torch import nn
 
 from ndtrain.errors import MeshError
 from ndtrain.model.head import LogitShape
-from ndtrain.plan.families import FAMILIES
+from ndtrain.plan.families import USE_A_TESTED_ONE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -61,7 +61,7 @@ def check_head(causal_lm: "PreTrainedModel") -> None:
             f"'{causal_lm.config.model_type}' computes its logits in a way that is not known here: "
             "between hidden states and logits stands more than a head, a scale and a cap.",
             where="base_model",
-            hint=f"Use another architecture; tested are {', '.join(sorted(FAMILIES))}.",
+            hint=USE_A_TESTED_ONE,
         ) from reason
 
 

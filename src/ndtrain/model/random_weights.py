@@ -120,9 +120,10 @@ def initialise(
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed_of(seed, name))
         twin._init_weights(made)
-        if _left_blank(made):
+        has_blanks = bool(_left_blank(made))
+        if has_blanks:
             _initialise_around(twin, name, made)
-    if _left_blank(made):
+    if has_blanks and _left_blank(made):
         _take_built(twin, name, made)
     return made
 

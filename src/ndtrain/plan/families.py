@@ -267,6 +267,9 @@ FAMILIES: Mapping[str, Family] = {
     ),
 }
 
+USE_A_TESTED_ONE = f"Use another architecture; tested are {', '.join(sorted(FAMILIES))}."
+"""The advice where an architecture cannot be trained."""
+
 BASE_DEFAULTS: Mapping[str, Any] = {
     "hidden_size": 4096,
     "intermediate_size": 11008,

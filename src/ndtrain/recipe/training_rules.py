@@ -66,29 +66,21 @@ def evals_given_once(recipe: Recipe) -> Problem | None:
 
 def save_strategy_agrees(recipe: Recipe) -> Problem | None:
     """`save_strategy: no` (or `epoch`) contradicts a number of saves."""
-    strategy = recipe.save_strategy
-    for key in ("save_steps", "saves_per_epoch"):
-        if getattr(recipe, key) is not None and strategy in ("no", "epoch"):
-            return Problem((key,), f"contradicts save_strategy: {strategy}.", "Remove one.")
-    if strategy == "steps" and recipe.save_steps is None and recipe.saves_per_epoch is None:
-        also = ("save_steps", "saves_per_epoch")
-        return Problem(
-            ("save_strategy",), "'steps' needs save_steps or saves_per_epoch.", also=also
-        )
-    return None
+    return _strategy_agrees(recipe, "save_strategy", ("save_steps", "saves_per_epoch"))
 
 
 def eval_strategy_agrees(recipe: Recipe) -> Problem | None:
     """`eval_strategy: no` (or `epoch`) contradicts a number of evaluations."""
-    strategy = recipe.eval_strategy
-    for key in ("eval_steps", "evals_per_epoch"):
-        if getattr(recipe, key) is not None and strategy in ("no", "epoch"):
-            return Problem((key,), f"contradicts eval_strategy: {strategy}.", "Remove one.")
-    if strategy == "steps" and recipe.eval_steps is None and recipe.evals_per_epoch is None:
-        also = ("eval_steps", "evals_per_epoch")
-        return Problem(
-            ("eval_strategy",), "'steps' needs eval_steps or evals_per_epoch.", also=also
-        )
+    return _strategy_agrees(recipe, "eval_strategy", ("eval_steps", "evals_per_epoch"))
+
+
+def _strategy_agrees(recipe: Recipe, name: str, numbers: tuple[str, str]) -> Problem | None:
+    strategy = getattr(recipe, name)
+    given = [key for key in numbers if getattr(recipe, key) is not None]
+    if given and strategy in ("no", "epoch"):
+        return Problem((given[0],), f"contradicts {name}: {strategy}.", "Remove one.")
+    if strategy == "steps" and not given:
+        return Problem((name,), f"'steps' needs {' or '.join(numbers)}.", also=numbers)
     return None
 
 

@@ -36,7 +36,7 @@ from ndtrain.parallel.recompute import apply_compile, apply_recompute, ask_for_g
 from ndtrain.parallel.shard import GradientSync, apply_sharding
 from ndtrain.parallel.tensor import SplitPlan, apply_tensor_parallel, local_vocabulary
 from ndtrain.parallel.tiled import apply_tiled_mlp
-from ndtrain.plan.families import FAMILIES
+from ndtrain.plan.families import FAMILIES, USE_A_TESTED_ONE
 from ndtrain.plan.model_source import ModelSource
 from ndtrain.recipe.schema import Recipe
 from ndtrain.train.early_step import EarlySteps
@@ -119,7 +119,7 @@ def decoder_blocks(causal_lm: PreTrainedModel) -> nn.ModuleList:
             f"the architecture '{causal_lm.config.model_type}' is not supported: its base model "
             "has no list of blocks called 'layers'.",
             where="base_model",
-            hint=f"Use another architecture; tested are {', '.join(sorted(FAMILIES))}.",
+            hint=USE_A_TESTED_ONE,
         )
     return blocks
 

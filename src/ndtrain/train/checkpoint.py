@@ -125,9 +125,10 @@ class Checkpointer:
         """This folder's checkpoint of a step; None where there is no whole one."""
 
         def look() -> FoundCheckpoint | None:
-            path = files.final_path(self.folder, step)
-            whole = path.is_dir() and files.damage(path) is None
-            return files.read_checkpoint(path) if whole else None
+            try:
+                return files.read_checkpoint(files.final_path(self.folder, step))
+            except CheckpointError:
+                return None
 
         return self._agree(look, self._group)
 

@@ -218,6 +218,19 @@ def _checkpoint_paths(folder: Path) -> list[Path]:
     return sorted(paths, key=lambda path: step_of(path) or 0)
 
 
+def _own_checkpoints(folder: Path, run_id: str) -> list[FoundCheckpoint]:
+    """A run's whole checkpoints by rising step; a damaged one is nobody's."""
+    own = []
+    for path in _checkpoint_paths(folder):
+        try:
+            found = read_checkpoint(path)
+        except CheckpointError:
+            continue
+        if found.meta.get("run_id") == run_id:
+            own.append(found)
+    return own
+
+
 def rotate(folder: Path, *, limit: int | None, run_id: str, best_step: int | None) -> list[Path]:
     """Remove this run's oldest whole checkpoints down to `limit`, after a new one is complete.
 
@@ -229,14 +242,7 @@ def rotate(folder: Path, *, limit: int | None, run_id: str, best_step: int | Non
     """
     if limit is None:
         return []
-    own = []
-    for path in _checkpoint_paths(folder):
-        try:
-            found = read_checkpoint(path)
-        except CheckpointError:
-            continue
-        if found.meta.get("run_id") == run_id:
-            own.append(found)
+    own = _own_checkpoints(folder, run_id)
     removed = [found.path for found in own[: -max(1, limit)] if found.step != best_step]
     for path in removed:
         # Renamed first: a kill in the middle must not leave half a checkpoint under its name.
@@ -253,20 +259,14 @@ def leave_behind(folder: Path, step: int, *, run_id: str) -> tuple[Path, ...]:
         What they are called now, such as step-000012.left or step-000012.left-2.
     """
     renamed = []
-    for path in _checkpoint_paths(folder):
-        if (step_of(path) or 0) <= step:
+    for found in _own_checkpoints(folder, run_id):
+        if found.step <= step:
             continue
-        try:
-            found = read_checkpoint(path)
-        except CheckpointError:
-            continue  # a damaged one is nobody's newest
-        if found.meta.get("run_id") != run_id:
-            continue
-        number, name = 1, f"{path.name}.left"
-        while (aside := path.with_name(name)).exists():
+        number, name = 1, f"{found.path.name}.left"
+        while (aside := found.path.with_name(name)).exists():
             number += 1
-            name = f"{path.name}.left-{number}"
-        path.rename(aside)
+            name = f"{found.path.name}.left-{number}"
+        found.path.rename(aside)
         renamed.append(aside)
     return tuple(renamed)
 

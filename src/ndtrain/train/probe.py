@@ -14,7 +14,7 @@ import torch.distributed as dist
 from ndtrain.data.batch import IGNORED, MicroBatch
 from ndtrain.errors import MeshError
 from ndtrain.parallel.context import SequenceSplit
-from ndtrain.plan.families import FAMILIES
+from ndtrain.plan.families import FAMILIES, USE_A_TESTED_ONE
 from ndtrain.train.assemble import Engine
 from ndtrain.train.policy import compute_dtype
 from ndtrain.train.step import micro_batch_loss
@@ -110,7 +110,7 @@ def check_untested(engine: Engine) -> None:
             f"tokens of '{config.model_type}' see later ones: changing the last token of a row "
             f"moved hidden states before it by {found:.1g} of their size.",
             where="base_model",
-            hint=f"Use another architecture; tested are {', '.join(sorted(FAMILIES))}.",
+            hint=USE_A_TESTED_ONE,
         )
     found = _distance(states, whole, worst=in_fp32)
     if not found <= allowed:
