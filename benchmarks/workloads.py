@@ -123,16 +123,16 @@ WORKS: dict[str, Work] = {
         LLAMA_3_8B, 4096, 2, keys={**BF16_STATES, "reshard_after_forward": False}
     ),
     "8b-full-8bit-states": Work(
-        LLAMA_3_8B, 4096, 1, keys={**BF16_STATES, "optimizer_state_dtype": "8bit"}
+        LLAMA_3_8B, 4096, 2, keys={**BF16_STATES, "optimizer_state_dtype": "8bit"}
     ),
     "8b-full-in-backward": Work(
         LLAMA_3_8B,
         4096,
-        1,
+        2,
         keys={**BF16_STATES, "optimizer_in_backward": True, "max_grad_norm": None},
     ),
-    "8b-full-fp8": Work(LLAMA_3_8B, 4096, 1, keys={**BF16_STATES, "fp8": "tensorwise"}),
-    "8b-full-fp8-rowwise": Work(LLAMA_3_8B, 4096, 1, keys={**BF16_STATES, "fp8": "rowwise"}),
+    "8b-full-fp8": Work(LLAMA_3_8B, 4096, 2, keys={**BF16_STATES, "fp8": "tensorwise"}),
+    "8b-full-fp8-rowwise": Work(LLAMA_3_8B, 4096, 2, keys={**BF16_STATES, "fp8": "rowwise"}),
     "8b-full-offload": Work(
         LLAMA_3_8B,
         4096,

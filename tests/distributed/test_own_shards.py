@@ -50,6 +50,28 @@ def one_step(_rank: int, recipe: Recipe) -> tuple[int, int, list[torch.Tensor]]:
     return copied, sum(one.numel() for one in engine.parameters), gradients
 
 
+def early_pass(_rank: int, recipe: Recipe) -> tuple[int, int, int]:
+    """Elements that a pass which steps early copied, those of the parameters, and its steps."""
+    engine = built(recipe)
+    accumulate_gradients(engine, batch(1), 0, 1.0)
+    with profile(record_shapes=True) as seen:
+        accumulate_gradients(engine, batch(1), 1, 1.0)
+    assert all(parameter.grad is None for parameter in engine.parameters)
+    events = seen.events()
+    copied = elements_of(events, "aten::copy_", "aten::cat")
+    steps = sum(one.name.startswith("Optimizer.step#") for one in events)
+    return copied, sum(one.numel() for one in engine.parameters), steps
+
+
+def test_a_pass_that_steps_early_copies_none_and_steps_each_block_once(tmp_path: Path) -> None:
+    keys = {"optimizer_in_backward": True, "max_grad_norm": None, "global_batch_size": 1}
+    recipe = tiny_recipe(tmp_path / "unread.jsonl", **keys)
+    ((copied, trained, steps),) = run_forked(1, tmp_path, early_pass, recipe)
+    assert copied < trained / 4
+    # two blocks; embedding, last norm and head alone
+    assert steps == 2 + 3
+
+
 def test_no_weight_and_no_gradient_is_copied(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path / "unread.jsonl")
     ((copied, trained, _),) = run_forked(1, tmp_path, one_step, recipe)

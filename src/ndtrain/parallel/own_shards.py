@@ -21,13 +21,14 @@ _CAST_ALONE = 1 << 20
 """Elements from which casting a gradient takes longer than launching the kernel that does."""
 
 
-def use_own_shards(model: nn.Module, *, gradients: bool) -> None:
+def use_own_shards(model: nn.Module) -> None:
     """Compute with shards in place of gathered copies; over one rank only, after loading.
+
+    Gradients are put on the parameters as they arrive, not by way of FSDP's buffers; as there, what
+    was registered with the parameters is called then.
 
     Args:
         model: the sharded module, its weights in place: the tensors that hold them are kept.
-        gradients: put gradients on the parameters as they arrive, not by way of FSDP's buffers;
-            FSDP's way also calls what was registered with the parameters.
     """
     seen: set[nn.Parameter] = set()
     # inner units first: what is inside them is theirs
@@ -42,8 +43,7 @@ def use_own_shards(model: nn.Module, *, gradients: bool) -> None:
             shard = parameter._local_tensor  # where FSDP looks for extensions
             if type(shard) is torch.Tensor and shard.is_floating_point():
                 copies.stand_in_for_gathering(shard)
-        if gradients:
-            _take_gradients(unit, own, arriving)
+        _take_gradients(unit, own, arriving)
 
 
 class _Copies:
@@ -153,15 +153,13 @@ def _add_gradient(parameter: nn.Parameter, gradient: torch.Tensor) -> None:
     assert isinstance(parameter, DTensor)
     if parameter.grad is not None:
         local(parameter.grad).add_(gradient)
-        return
-    parameter.grad = DTensor.from_local(
-        gradient,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
+    else:
+        # as FSDP makes them: `from_local` asks autograd, hundreds of times a step
+        parameter.grad = DTensor(  # type: ignore[no-untyped-call]
+            gradient, parameter._spec, requires_grad=False
+        )
+    for hook in (parameter._post_accumulate_grad_hooks or {}).values():
+        hook(parameter)
 
 
 def _take_gradients(unit: FSDPModule, own: Collection[nn.Parameter], arriving: _Gradients) -> None:

@@ -258,7 +258,7 @@ def assemble(recipe: Recipe, source: ModelSource, mesh: Mesh, *, num_tokens: int
     adapter = Path(recipe.lora_model_dir).expanduser() if recipe.lora_model_dir else None
     load_weights(model, source, seed=recipe.seed, device=mesh.device, adapter=adapter)
     if plan.is_alone:
-        use_own_shards(trainable, gradients=not recipe.optimizer_in_backward)
+        use_own_shards(trainable)
     trainable.train()
     named = list(model.named_parameters())
     parameters = tuple(parameter for _, parameter in named if parameter.requires_grad)
@@ -269,7 +269,8 @@ def assemble(recipe: Recipe, source: ModelSource, mesh: Mesh, *, num_tokens: int
     early = None
     if recipe.optimizer_in_backward:
         make = optimizer_factory(recipe, [parameter.dtype for parameter in parameters])
-        early = EarlySteps(optimizer, lambda groups: make(groups, recipe), partial)
+        together = [block.parameters() for block in blocks]
+        early = EarlySteps(optimizer, lambda groups: make(groups, recipe), together, partial)
     if mesh.device.type == "cuda":
         # what drawing or reading weights needed is no part of training's peak
         torch.cuda.empty_cache()

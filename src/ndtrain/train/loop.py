@@ -21,6 +21,7 @@ from ndtrain.train.deferred import (
     skips_on_device,
 )
 from ndtrain.train.divergence import check_finite, check_reading
+from ndtrain.train.garbage import leave_out_what_lives
 from ndtrain.train.meter import Meter
 from ndtrain.train.optim import learning_rate_factor
 from ndtrain.train.profile import StepProfiler
@@ -109,8 +110,11 @@ def fit(run: Run) -> Outcome:
         return outcome
     run.status.enter("training", step=progress.step)
     steps = run.batches.iterate(progress.position, max(0, last - progress.step))
-    for batch in steps:
+    for number, batch in enumerate(steps):
         _step(run, batch)
+        if number == 0:
+            # everything is compiled, and the device still works
+            leave_out_what_lives()
         tell_saves(run)
         if timetable.eval_is_due(progress.step) and (outcome := _judge(run)) is not None:
             return outcome

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from ndtrain.errors import RecipeError
-from ndtrain.model.regions import local_tensor
+from ndtrain.parallel.linear import local
 from ndtrain.plan.small_states import block_length
 from ndtrain.train.eight_bits import (
     blocks,
@@ -170,13 +170,13 @@ class LowBitAdamW(Optimizer):
     def _update(
         self, parameter: torch.Tensor, numbers: torch.Tensor, key: torch.Tensor, rates: Rates
     ) -> None:
-        weight = local_tensor(parameter)
+        weight = local(parameter)
         if not weight.numel():
             return
-        state = {name: local_tensor(value) for name, value in self.state[parameter].items()}
+        state = {name: local(value) for name, value in self.state[parameter].items()}
         places = self._places[parameter]
         assert parameter.grad is not None
-        gradient = local_tensor(parameter.grad)
+        gradient = local(parameter.grad)
         kernel = update_in_blocks if "exp_avg_scale" in state else update_plain
         moments = [value for name, value in sorted(state.items()) if name != "step"]
         self._on_device(kernel, weight.device)(
@@ -312,7 +312,7 @@ def _zero_scales(parameter: torch.Tensor, length: int) -> torch.Tensor:
 
 def _check_blocks(name: str, parameter: torch.Tensor) -> None:
     length = block_length(parameter.shape)
-    last = local_tensor(parameter).shape[-1] if parameter.ndim else 0
+    last = local(parameter).shape[-1] if parameter.ndim else 0
     if length is not None and last % length:
         raise RecipeError(
             f"8-bit states share a scale over {length} elements, and tensor parallelism leaves "
