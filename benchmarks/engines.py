@@ -120,7 +120,8 @@ def read_ours(work: Work, folder: Path, keep_trace: Path | None = None) -> dict[
         result["save_seconds"] = [save["seconds"] for save in saves]
     if (run / "trace.json.gz").exists():
         result |= idle_shares(read_trace(run / "trace.json.gz"))
-        result["profile"] = (run / "profile.txt").read_text(encoding="utf-8").splitlines()[:8]
+        told, _, _ = (run / "profile.txt").read_text(encoding="utf-8").partition("\n\n")
+        result["profile"] = told.splitlines()
         if keep_trace is not None:
             shutil.copy(run / "trace.json.gz", keep_trace)
     return result

@@ -185,4 +185,8 @@ class ReportKeys(RecipePart):
     logging_steps: int = Field(1, ge=1, description="Steps between progress lines and metrics.")
     report_to: tuple[str, ...] | str = Field((), description="tensorboard, wandb, mlflow, trackio.")
     wandb_project: str | None = Field(None, description="Project of the tracker run.")
-    profile: dict[str, Any] | None = Field(None, description="{steps: [first, last]}: a trace.")
+    profile: dict[str, Any] | None = Field(
+        None,
+        description="{steps: [first, last]}: where these steps go, in words (profile.txt), "
+        "and a trace.",
+    )

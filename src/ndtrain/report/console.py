@@ -17,6 +17,7 @@ from ndtrain.report.events import (
     EvalDone,
     Event,
     Notice,
+    ProfileDone,
     RunEnded,
     RunStarted,
     SamplesDone,
@@ -74,6 +75,8 @@ class ConsoleReporter:
                     self._say(line)
             case CheckpointSaved():
                 self._say(lines.checkpoint_line(event))
+            case ProfileDone():
+                self._say(lines.profile_line(event, self._run_dir))
             case Notice():
                 self._write_notice(event)
             case RunEnded():
@@ -209,6 +212,7 @@ class LiveConsole(ConsoleReporter):
             "saved",
             "loss",
             "tokens",
+            "time",
             "plan",
         }:
             text = Text.assemble((label, "dim"), body)

@@ -4,12 +4,14 @@ import shlex
 import statistics
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 from ndtrain.report.events import (
     OVER,
     CheckpointSaved,
     EvalDone,
+    ProfileDone,
     RunEnded,
     RunStarted,
     SamplesDone,
@@ -18,6 +20,7 @@ from ndtrain.report.events import (
 from ndtrain.report.history import History
 from ndtrain.report.model_card import exported_step
 from ndtrain.report.prediction import judge_prediction, read_plan
+from ndtrain.report.step_time import step_time
 from ndtrain.report.wording import change, count, duration, short_count, sparkline
 
 _ANSWER_CHARACTERS = 240
@@ -116,6 +119,12 @@ def checkpoint_line(event: CheckpointSaved) -> str:
     return f"saved  {event.path} in {event.seconds:.1f}s ({waited})"
 
 
+def profile_line(event: ProfileDone, run_dir: Path) -> str:
+    """Where the profiled steps went, and where more of it is to be read."""
+    paths = ", ".join(str(run_dir / name) for name in event.files)
+    return f"time   {step_time(asdict(event))} ({paths})"
+
+
 def summary_lines(
     event: RunEnded, history: History, run_dir: Path, elapsed: float, next_command: str
 ) -> Iterator[str]:
@@ -130,10 +139,12 @@ def summary_lines(
         yield f"eval   {first:.4f}{fell}"
     if history.steps:
         yield f"tokens {count(history.steps[-1]['seen_tokens'])} trained on"
+    if history.profiles:
+        yield f"time   {step_time(history.profiles[-1])}"
     verdict = judge_prediction(read_plan(run_dir / "plan.json"), history)
     if verdict is not None:
         yield f"plan   {verdict}"
-    names = ("export", "report.html", "loss.svg", "metrics.jsonl", "checkpoints")
+    names = ("export", "report.html", "loss.svg", "metrics.jsonl", "profile.txt", "checkpoints")
     found = [name for name in names if _holds_something(run_dir / name)]
     exported = exported_step(run_dir / "export")
     is_other = exported not in (None, event.step)

@@ -84,6 +84,34 @@ class CheckpointSaved:
 
 
 @dataclass(frozen=True)
+class ProfileDone:
+    """Where the profiled steps went; `step` is the last of them.
+
+    Attributes:
+        step_seconds: mean of these steps.
+        device: whose time is told: `cuda`, every moment of it, or `cpu`, that of its operators.
+        shares: by kind, in the order in which they are told; together one.
+        data_wait: share of the steps in which the loop waited for its next batch, also while the
+            device was busy.
+        hidden_communication: share of the steps in which ranks exchanged beside other kernels.
+        matmul_tflops: of one large bf16 product on this card, None where it was not timed.
+        files: names in the run directory.
+    """
+
+    event: ClassVar[str] = "profile"
+    step: int
+    first_step: int
+    step_seconds: float
+    device: str
+    shares: Mapping[str, float]
+    data_wait: float
+    hidden_communication: float
+    tflops_per_device: float | None
+    matmul_tflops: float | None
+    files: Sequence[str]
+
+
+@dataclass(frozen=True)
 class Notice:
     """Something the user should know that is not an error."""
 
@@ -101,7 +129,16 @@ class RunEnded:
     exit_code: int
 
 
-Event = RunStarted | StepDone | EvalDone | SamplesDone | CheckpointSaved | Notice | RunEnded
+Event = (
+    RunStarted
+    | StepDone
+    | EvalDone
+    | SamplesDone
+    | CheckpointSaved
+    | ProfileDone
+    | Notice
+    | RunEnded
+)
 
 
 class Reporter(Protocol):

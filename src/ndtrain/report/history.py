@@ -17,6 +17,7 @@ class History:
     samples: list[dict[str, Any]] = field(default_factory=list)
     starts: list[dict[str, Any]] = field(default_factory=list)
     checkpoints: list[dict[str, Any]] = field(default_factory=list)
+    profiles: list[dict[str, Any]] = field(default_factory=list)
     notices: list[dict[str, Any]] = field(default_factory=list)
     ends: list[dict[str, Any]] = field(default_factory=list)
 
@@ -28,6 +29,7 @@ class History:
             "samples": self.samples,
             "start": self.starts,
             "checkpoint": self.checkpoints,
+            "profile": self.profiles,
             "notice": self.notices,
             "end": self.ends,
         }
@@ -38,7 +40,7 @@ class History:
     def replace(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Forget everything and begin with these records."""
         kinds = (self.steps, self.evals, self.samples, self.starts)
-        for kind in (*kinds, self.checkpoints, self.notices, self.ends):
+        for kind in (*kinds, self.checkpoints, self.profiles, self.notices, self.ends):
             kind.clear()
         for record in records:
             self.add(record)

@@ -24,6 +24,7 @@ SECTIONS = (
     html_numbers.charts,
     html_sections.mesh,
     html_sections.memory,
+    html_sections.profile,
     html_sections.data,
     html_sections.samples,
     html_sections.recipe,

@@ -9,6 +9,7 @@ from ndtrain.report.mesh_picture import draw_mesh, hidden_ranks
 from ndtrain.report.planned_memory import planned_gib
 from ndtrain.report.prediction import compare_memory, judge_prediction
 from ndtrain.report.recorded import RecordedRun
+from ndtrain.report.step_time import step_time_rows
 from ndtrain.report.wording import duration
 
 _AXIS_WORDS = {
@@ -50,6 +51,14 @@ def memory(run: RecordedRun) -> str:
     """Planned against measured memory."""
     parts = _memory(run)
     return section("Memory of one rank", parts) if parts else ""
+
+
+def profile(run: RecordedRun) -> str:
+    """Where the profiled steps went."""
+    if not run.history.profiles:
+        return ""
+    rows = list(step_time_rows(run.history.profiles[-1]))
+    return section("Where a step goes", f'<div class="card">{table(rows, numbers=True)}</div>')
 
 
 def data(run: RecordedRun) -> str:

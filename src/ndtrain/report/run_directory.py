@@ -70,6 +70,16 @@ class RunDirectory:
         return self.path / "report.html"
 
     @property
+    def profile(self) -> Path:
+        """Where the profiled steps went, in words."""
+        return self.path / "profile.txt"
+
+    @property
+    def trace(self) -> Path:
+        """The profiled steps as a Chrome trace."""
+        return self.path / "trace.json.gz"
+
+    @property
     def logs(self) -> Path:
         """Folder of one log a rank."""
         return self.path / "logs"

@@ -110,7 +110,8 @@ def fit(run: Run) -> Outcome:
         return outcome
     run.status.enter("training", step=progress.step)
     steps = run.batches.iterate(progress.position, max(0, last - progress.step))
-    for number, batch in enumerate(steps):
+    watched = run.profiler.watch(steps, progress.step + 1, last)
+    for number, batch in enumerate(watched):
         _step(run, batch)
         if number == 0:
             # everything is compiled, and the device still works
@@ -133,8 +134,7 @@ def fit(run: Run) -> Outcome:
 def _step(run: Run, batch: StepBatch) -> None:
     """One optimizer step; where the device works behind, its numbers are told a step later."""
     progress, engine = run.progress, run.engine
-    run.profiler.before(progress.step + 1)
-    if run.clock is None:
+    if run.clock is None or run.profiler.begins(progress.step + 1):
         run.clock = Stopwatch(engine.mesh.device)
     factor = learning_rate_factor(engine.recipe, progress.step, run.timetable.total_steps)
     result = accumulate_gradients(engine, batch, progress.step, factor)
@@ -160,7 +160,9 @@ def _step(run: Run, batch: StepBatch) -> None:
         _tell(run, told)
     if run.profiler.is_last(progress.step):
         settle(run)
-        run.emit(Notice(run.profiler.finish(progress.step)))
+        run.emit(run.profiler.finish(run.meter))
+        # the time of writing it is no step's
+        run.clock = None
 
 
 def settle(run: Run) -> None:

@@ -50,13 +50,18 @@ class Meter:
     def rates(self, batch: StepBatch, seconds: float) -> Rates:
         """Speed of a step that took `seconds`."""
         speed = batch.num_tokens / seconds
-        each = speed / self.world_size
-        tflops = mfu = None
-        if self.facts is not None and self.device.type == "cuda":
-            work = flops_per_token(self.facts, self.sequence_len, frozen=self.frozen)
-            tflops = each * work / 1e12
-            mfu = None if self.peak_tflops is None else tflops / self.peak_tflops
-        return Rates(speed, each, tflops, mfu)
+        tflops = self.tflops_per_device(batch.num_tokens, seconds)
+        mfu = None
+        if tflops is not None and self.peak_tflops is not None:
+            mfu = tflops / self.peak_tflops
+        return Rates(speed, speed / self.world_size, tflops, mfu)
+
+    def tflops_per_device(self, tokens: int, seconds: float) -> float | None:
+        """Model work a second and device, over all ranks' tokens; None as in `Rates`."""
+        if self.facts is None or self.device.type != "cuda":
+            return None
+        work = flops_per_token(self.facts, self.sequence_len, frozen=self.frozen)
+        return tokens / seconds / self.world_size * work / 1e12
 
     def memory_gib(self) -> float:
         """Most memory held so far: reserved on the device, resident on a host."""

@@ -161,7 +161,7 @@ def _train(
         meter=_meter(job, runtime, recipe),
         profiler=StepProfiler(
             read_steps(recipe.profile) if runtime.is_main else range(0),
-            job.run_dir.path,
+            job.run_dir,
             runtime.device,
         ),
         emit=emit,
@@ -169,7 +169,8 @@ def _train(
         last_saved=progress.step or None,
         after_eval=after_eval,
     )
-    outcome = fit(run)
+    with contextlib.closing(run.profiler):
+        outcome = fit(run)
     if reporter is not None:
         # the model card is written from the metrics
         reporter.tell_last_step()

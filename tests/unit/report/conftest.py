@@ -12,6 +12,7 @@ from ndtrain.report.events import (
     EvalDone,
     Event,
     Notice,
+    ProfileDone,
     RunEnded,
     RunStarted,
     SamplesDone,
@@ -59,6 +60,31 @@ def make_step(step: int, loss: float = 2.0, **changes: float) -> StepDone:
     return StepDone(step=step, loss=loss, **{**values, **changes})
 
 
+PROFILE = ProfileDone(
+    step=5,
+    first_step=4,
+    step_seconds=0.5572,
+    device="cuda",
+    shares={
+        "matmul": 0.684,
+        "attention": 0.237,
+        "other kernels": 0.064,
+        "copies": 0.004,
+        "waiting for the host": 0.011,
+    },
+    data_wait=0.001,
+    hidden_communication=0.08,
+    tflops_per_device=489.0,
+    matmul_tflops=762.0,
+    files=["profile.txt", "trace.json.gz"],
+)
+
+
+@pytest.fixture
+def profiled() -> ProfileDone:
+    return PROFILE
+
+
 @pytest.fixture
 def step():
     return make_step
@@ -93,6 +119,7 @@ def events(started: RunStarted) -> list[Event]:
         CheckpointSaved(3, "checkpoints/step-000003", 1.5, 0.25),
         make_step(4, 2.0),
         make_step(5, 1.75),
+        PROFILE,
         make_step(6, 1.5),
         EvalDone(6, 1.8, 40, {"faq": 1.8}),
         RunEnded("finished", 6, 0),

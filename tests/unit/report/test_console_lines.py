@@ -1,4 +1,5 @@
 import math
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from ndtrain.report import console_lines as lines
@@ -6,6 +7,7 @@ from ndtrain.report.events import EvalDone, RunEnded, RunStarted
 from ndtrain.report.history import History, gather
 from ndtrain.report.metrics import event_record
 from ndtrain.report.model_card import write_model_card
+from ndtrain.report.step_time import step_time
 
 
 def test_start_of_a_full_run(started):
@@ -55,9 +57,28 @@ def test_summary_names_what_is_there(events, finished):
         "loss   2.7500 → 1.5000  █▇▅▄▂▁",
         "eval   3.0000 → 1.8000  (−40.0 %)",
         "tokens 600 trained on",
+        "time   matmul 68 %, attention 24 %, other kernels 6 %, waiting for the host 1 %; 64 % of "
+        "the card's matmul rate",
         f"files  {finished.path}/: export, metrics.jsonl",
         "next   ndtrain generate x",
     ]
+
+
+def test_profile_line_names_its_files(profiled):
+    assert lines.profile_line(profiled, Path("runs/small")) == (
+        "time   matmul 68 %, attention 24 %, other kernels 6 %, waiting for the host 1 %; 64 % of "
+        "the card's matmul rate (runs/small/profile.txt, runs/small/trace.json.gz)"
+    )
+    unknown = replace(profiled, matmul_tflops=None)
+    assert "1 % (runs/small/profile.txt" in lines.profile_line(unknown, Path("runs/small"))
+
+
+def test_a_profile_of_a_host_tells_operators(profiled):
+    shares = {"other kernels": 0.7, "matmul": 0.3}
+    on_host = replace(profiled, device="cpu", shares=shares, matmul_tflops=None)
+    assert step_time(asdict(on_host)) == (
+        "other kernels 70 %, matmul 30 % of the operators' time, waiting for data 0 %"
+    )
 
 
 def test_summary_names_the_step_of_an_export_that_is_of_another(finished):

@@ -49,6 +49,8 @@ def test_the_whole_run_in_a_pipe(events):
         "saved  checkpoints/step-000003 in 1.5s (training waited 0.2s)",
         "step 4/6   66.7 %  loss 2.0000  lr 1.00e-04  grad 0.5  50 tok/s  1.50 GiB  ETA 4s",
         "step 5/6   83.3 %  loss 1.7500  lr 1.00e-04  grad 0.5  50 tok/s  1.50 GiB  ETA 2s",
+        "time   matmul 68 %, attention 24 %, other kernels 6 %, waiting for the host 1 %; 64 % of "
+        "the card's matmul rate (runs/small/profile.txt, runs/small/trace.json.gz)",
         "step 6/6  100.0 %  loss 1.5000  lr 1.00e-04  grad 0.5  50 tok/s  1.50 GiB",
         "eval   step 6: held-out loss 1.8000",
         "Finished at step 6 after 1m10s",

@@ -103,6 +103,24 @@ def test_the_page_says_what_the_summary_says_of_memory(finished):
     assert said.removeprefix("memory ") in render_page(run)
 
 
+def test_the_page_says_where_a_profiled_step_went(finished):
+    page = render_page(read_run(finished.path))
+    _, _, rest = page.partition("<h2>Where a step goes</h2>")
+    told = re.findall(r'<th>(.*?)</th><td class="number">(.*?)</td>', rest.partition("</table>")[0])
+    assert told == [
+        ("steps 4 to 5, each", "557.2 ms"),
+        ("matmul", "68 %"),
+        ("attention", "24 %"),
+        ("other kernels", "6 %"),
+        ("copies", "0 %"),
+        ("waiting for the host", "1 %"),
+        ("exchange beside other kernels", "8 %"),
+        ("of the card&#x27;s matmul rate", "64 %"),
+    ]
+    finished.metrics.write_text("")
+    assert "Where a step goes" not in render_page(read_run(finished.path))
+
+
 def test_settings_that_were_chosen_stand_out(finished):
     page = render_page(read_run(finished.path))
     assert (

@@ -92,11 +92,13 @@ def test_all_together_write_the_run_directory(run_dir, recipe, events):
     assert len(read_metrics(run_dir.metrics)) == len(events)
     assert "<polyline" in run_dir.loss_svg.read_text()
     assert "</html>" in run_dir.report_html.read_text()
-    assert stream.getvalue().splitlines()[-6:] == [
+    assert stream.getvalue().splitlines()[-7:] == [
         "Finished at step 6 after 0s",
         "loss   2.7500 → 1.5000  █▇▅▄▂▁",
         "eval   3.0000 → 1.8000  (−40.0 %)",
         "tokens 600 trained on",
+        "time   matmul 68 %, attention 24 %, other kernels 6 %, waiting for the host 1 %; 64 % of "
+        "the card's matmul rate",
         f"files  {run_dir.path}/: report.html, loss.svg, metrics.jsonl",
         f'next   ndtrain generate {run_dir.path} --prompt "..."',
     ]

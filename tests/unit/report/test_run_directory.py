@@ -18,6 +18,8 @@ def test_files_stand_where_scripts_expect_them(tmp_path):
         "status": "status.json",
         "metrics": "metrics.jsonl",
         "loss_svg": "loss.svg",
+        "profile": "profile.txt",
+        "trace": "trace.json.gz",
         "logs": "logs",
         "checkpoints": "checkpoints",
         "export": "export",
