@@ -21,11 +21,15 @@ from ndtrain.train.kernel_kinds import (
 
 WORK = (MATMUL, ATTENTION, OPTIMIZER, OTHER, COPIES)
 """Kinds of kernels; of several at one moment, the first in this order counts."""
+BETWEEN = "between kernels"
 RANKS = "waiting for other ranks"
 DATA = "waiting for data"
 HOST = "waiting for the host"
-KINDS = (*WORK, RANKS, DATA, HOST)
+KINDS = (*WORK, BETWEEN, RANKS, DATA, HOST)
 """What a moment can be, in the order in which it is told."""
+
+_OWN_PAUSE = 5.0
+"""Up to here a pause is the device's own: from one waiting kernel to the next it takes 1 to 3."""
 
 _LAYERS = (*WORK, COMMUNICATION, DATA)
 _EXCHANGE = _LAYERS.index(COMMUNICATION)
@@ -93,7 +97,7 @@ def account(
         length = moment - now
         if length > 0:
             top = next((place for place, count in enumerate(running) if count), None)
-            times[_told(top)] += length
+            times[_told(top, length)] += length
             if running[_EXCHANGE]:
                 communication += length
                 hidden += length if top != _EXCHANGE else 0.0
@@ -102,10 +106,10 @@ def account(
     return StepAccount(end - begin, times, communication, hidden)
 
 
-def _told(layer: int | None) -> str:
-    """The kind of a moment in which this layer is the topmost, or none is there."""
+def _told(layer: int | None, length: float) -> str:
+    """The kind of a time in which this layer is the topmost, or none is there."""
     if layer is None:
-        return HOST
+        return HOST if length > _OWN_PAUSE else BETWEEN
     return RANKS if layer == _EXCHANGE else _LAYERS[layer]
 
 

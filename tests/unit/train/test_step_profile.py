@@ -143,7 +143,7 @@ def test_annotations_are_no_kernels() -> None:
         "matmul": 10,
         "optimizer": 2,
         "waiting for data": 5,
-        "waiting for the host": 3,
+        "between kernels": 3,
     }
 
 
@@ -228,6 +228,7 @@ def test_the_account_in_words() -> None:
         "optimizer                    0.00 ms    0.0 %",
         "other kernels                0.00 ms    0.0 %",
         "copies                       0.00 ms    0.0 %",
+        "between kernels              0.00 ms    0.0 %",
         "waiting for other ranks     50.00 ms   10.0 %",
         "waiting for data             0.00 ms    0.0 %",
         "waiting for the host       100.00 ms   20.0 %",
@@ -240,7 +241,7 @@ def test_a_run_alone_waits_for_nobody() -> None:
     kinds = [line[:23].strip() for line in words.device_lines(found, 2, alone=True)]
     assert kinds == [
         *("matmul", "attention", "optimizer", "other kernels", "copies"),
-        *("waiting for data", "waiting for the host"),
+        *("between kernels", "waiting for data", "waiting for the host"),
     ]
 
 
