@@ -201,8 +201,9 @@ WORKS: dict[str, Work] = {
         steps=2,
         warm_up=1,
     ),
-    "8b-tp2-shard2": Work(LLAMA_3_8B, 8192, 1, ranks=4, keys=_mesh(1, 2, 2)),
-    "8b-tp4": Work(LLAMA_3_8B, 8192, 1, ranks=4, keys=_mesh(1, 1, 4)),
+    # a row is shared by the ranks of a group: one would be too little work for each
+    "8b-tp2-shard2": Work(LLAMA_3_8B, 8192, 4, ranks=4, keys=_mesh(1, 2, 2)),
+    "8b-tp4": Work(LLAMA_3_8B, 8192, 4, ranks=4, keys=_mesh(1, 1, 4)),
     "8b-replicate2-shard2": Work(LLAMA_3_8B, 8192, 1, ranks=4, keys=_mesh(2, 2, 1)),
     # 96 GB a save: short rows, so that many steps go by while one is written
     "8b-checkpoint-4": Work(
