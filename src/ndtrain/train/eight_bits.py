@@ -13,6 +13,8 @@ import torch
 
 _SIGNED = 127
 _UNSIGNED = 255
+_SMALLEST_SCALE = torch.finfo(torch.float32).tiny
+"""Below it one over the scale can be infinite."""
 
 
 def blocks(values: torch.Tensor, count: int) -> torch.Tensor:
@@ -27,12 +29,14 @@ def encode_signed(values: torch.Tensor, chance: torch.Tensor) -> tuple[torch.Ten
         values: fp32 [R, N, E].
         chance: uniform from 0 to 1, of the same shape.
     """
-    scales = values.abs().amax(-1)
-    share = _share(values.abs(), scales)
+    size = values.abs()
+    scales = size.amax(-1)
+    share = _share(size, scales)
     # the code below, then the one above it with the chance that keeps the expectation
     below = (share.sqrt() * _SIGNED).floor().clamp(max=_SIGNED - 1)
-    codes = _raise_by_chance(share, below, _SIGNED, 2, chance)
-    return (codes * values.sign()).to(torch.int8), scales
+    low, high = below / _SIGNED, (below + 1) / _SIGNED
+    codes = _raise_by_chance(share, below, low * low, high * high, chance)
+    return codes.copysign(values).to(torch.int8), scales
 
 
 def decode_signed(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -54,26 +58,38 @@ def encode_positive(
     """
     scales = values.amax(-1)
     share = _share(values, scales)
-    below = (share.sqrt().sqrt() * _UNSIGNED).floor().clamp(max=_UNSIGNED - 1)
-    codes = _raise_by_chance(share, below, _UNSIGNED, 4, chance).clamp(min=1)
+    # the fourth root, in two instructions of a GPU
+    below = (share.rsqrt().rsqrt() * _UNSIGNED).floor().clamp(max=_UNSIGNED - 1)
+    low, high = _fourth_power(below / _UNSIGNED), _fourth_power((below + 1) / _UNSIGNED)
+    codes = _raise_by_chance(share, below, low, high, chance).clamp(min=1)
     return codes.to(torch.uint8), scales
 
 
 def decode_positive(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """Values fp32 [R, N, E]."""
-    root = codes.float() / _UNSIGNED
+    return _fourth_power(codes.float() / _UNSIGNED) * scales[..., None]
+
+
+def _fourth_power(root: torch.Tensor) -> torch.Tensor:
     square = root * root
-    return square * square * scales[..., None]
+    return square * square
 
 
 def _share(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Values as shares of the largest of their block; 0 where all are 0."""
-    return values / torch.where(scales > 0, scales, 1.0)[..., None]
+    """Values as shares of the largest of their block; 0 where all are next to 0.
+
+    One division a block: of each element it would take the update longer than its memory.
+    """
+    factors = torch.where(scales >= _SMALLEST_SCALE, 1.0 / scales, 0.0)
+    return values * factors[..., None]
 
 
 def _raise_by_chance(
-    share: torch.Tensor, below: torch.Tensor, codes: int, power: int, chance: torch.Tensor
+    share: torch.Tensor,
+    below: torch.Tensor,
+    low: torch.Tensor,
+    high: torch.Tensor,
+    chance: torch.Tensor,
 ) -> torch.Tensor:
-    low = (below / codes) ** power
-    high = ((below + 1) / codes) ** power
-    return below + (chance < (share - low) / (high - low))
+    """The code below a share or the one above it, which stand for the shares `low` and `high`."""
+    return below + (chance * (high - low) < share - low)

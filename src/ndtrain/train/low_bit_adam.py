@@ -39,6 +39,10 @@ from ndtrain.train.rounding import (
 _MOST_SHAPES = 64
 """Kernels that may be compiled: one for each shape and kind of states."""
 
+ONE_PASS: dict[str, str | int | bool | Callable[..., Any]] = {"realize_reads_threshold": 64}
+"""For the compiler: values that are read often would be written out between two kernels, and read
+again, which takes five bytes an element with states in 8 bits."""
+
 
 @dataclass(frozen=True)
 class Rates:
@@ -143,9 +147,9 @@ class LowBitAdamW(Optimizer):
         """Count the step, and work out its numbers on the device.
 
         Returns:
-            fp32 [5]: step size, square root of the second moment's correction, decay, whether
-            the step is left out, and the factor of gradients; int32 scalar: the key of its random
-            bits.
+            fp32 [5]: step size, one over the square root of the second moment's correction, decay,
+            whether the step is left out, and the factor of gradients; int32 scalar: the key of its
+            random bits.
         """
         steps = [self.state[parameter]["step"] for parameter in parameters]
         device = steps[0].device
@@ -159,7 +163,7 @@ class LowBitAdamW(Optimizer):
         numbers = torch.stack(
             [
                 rate / (1 - beta1**count),
-                (1 - beta2**count).sqrt(),
+                (1 - beta2**count).rsqrt(),
                 rate * group["weight_decay"],
                 skipped.double(),
                 rate.new_ones(()) if factor is None else factor.to(rate),
@@ -189,7 +193,8 @@ class LowBitAdamW(Optimizer):
             return kernel
         if kernel not in self._compiled:
             limit = torch._dynamo.config.patch(recompile_limit=_MOST_SHAPES)
-            self._compiled[kernel] = limit(torch.compile(kernel, fullgraph=True, dynamic=False))
+            compiled = torch.compile(kernel, fullgraph=True, dynamic=False, options=ONE_PASS)
+            self._compiled[kernel] = limit(compiled)
         return self._compiled[kernel]
 
 
@@ -288,7 +293,7 @@ def _adam(
     mean = mean + (1 - rates.beta1) * (gradient - mean)
     square = rates.beta2 * square + (1 - rates.beta2) * gradient * gradient
     moved = (
-        weight - decay * weight - step_size * mean / (square.sqrt() / correction + rates.epsilon)
+        weight - decay * weight - step_size * mean / (square.sqrt() * correction + rates.epsilon)
     )
     return moved, mean, square
 

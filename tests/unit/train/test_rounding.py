@@ -115,3 +115,16 @@ def test_a_block_of_zeros_stays_zero() -> None:
     nothing = torch.zeros(3, 2, 16)
     for encode, decode in ((encode_signed, decode_signed), (encode_positive, decode_positive)):
         assert torch.equal(decode(*encode(nothing, torch.rand(3, 2, 16))), nothing)
+
+
+@pytest.mark.parametrize("largest", [1e-45, 1e-40, 2e-38, 3e38])
+def test_codes_of_the_smallest_and_largest_blocks_are_numbers(largest: float) -> None:
+    """One over a scale that is next to nothing is infinite."""
+    values = torch.linspace(0, 1, 16)[None, None] * largest
+    for encode, decode in ((encode_signed, decode_signed), (encode_positive, decode_positive)):
+        found = decode(*encode(values, torch.full_like(values, 0.5)))
+        assert bool(torch.isfinite(found).all())
+        assert found.max() <= values.max()
+        if largest >= 2e-38:
+            assert found[0, 0, -1] == values[0, 0, -1]
+            assert (found - values).abs().max() <= 0.02 * largest
