@@ -122,6 +122,11 @@ def export_rank(rank: LaunchedRank, *, threads: int | None, interface: str | Non
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 
+def quiet_profiler() -> None:
+    """Keep torch's profiler from writing between the lines of a run; only before its first use."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+
+
 def _from_torch_variables(environ: Mapping[str, str]) -> LaunchedRank:
     rank, world_size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
     if not 0 <= rank < world_size:

@@ -4,6 +4,9 @@ from ndtrain.recipe.problem import Problem, both_given, unknown_word
 from ndtrain.recipe.schema import Recipe
 from ndtrain.recipe.words import LOW_BIT_OPTIMIZERS, OPTIMIZERS, SCHEDULES, TRACKERS
 
+_MOST_PROFILED = 20
+"""Steps that one profile records."""
+
 
 def optimizer_exists(recipe: Recipe) -> Problem | None:
     """`optimizer` is one of the optimizers whose result does not depend on the mesh."""
@@ -23,17 +26,26 @@ def trackers_exist(recipe: Recipe) -> Problem | None:
 
 
 def profile_names_its_steps(recipe: Recipe) -> Problem | None:
-    """`profile` is `{steps: [first, last]}`, both from 1 on and in this order."""
+    """`profile` is `{steps: [first, last]}`, both from 1 on, in this order and at most 20 steps."""
     if recipe.profile is None:
         return None
     steps = recipe.profile.get("steps")
     pair = list(steps) if isinstance(steps, list | tuple) else []
     whole = len(pair) == 2 and all(type(number) is int for number in pair)
-    if whole and set(recipe.profile) == {"steps"} and 1 <= pair[0] <= pair[1]:
-        return None
-    return Problem(
-        ("profile",), "does not say which steps to profile.", "Write profile: {steps: [10, 12]}."
-    )
+    if not (whole and set(recipe.profile) == {"steps"} and 1 <= pair[0] <= pair[1]):
+        return Problem(
+            ("profile",),
+            "does not say which steps to profile.",
+            "Write profile: {steps: [10, 12]}.",
+        )
+    if (count := pair[1] - pair[0] + 1) > _MOST_PROFILED:
+        # other ranks wait while a trace is written, and a browser opens a few hundred MB
+        return Problem(
+            ("profile",),
+            f"would record {count} steps, of which the trace takes minutes to write.",
+            f"Name {_MOST_PROFILED} at most: profile: {{steps: [{pair[0]}, {pair[0] + 2}]}}.",
+        )
+    return None
 
 
 def batch_given_once(recipe: Recipe) -> Problem | None:

@@ -122,7 +122,8 @@ def checkpoint_line(event: CheckpointSaved) -> str:
 def profile_line(event: ProfileDone, run_dir: Path) -> str:
     """Where the profiled steps went, and where more of it is to be read."""
     paths = ", ".join(str(run_dir / name) for name in event.files)
-    return f"time   {step_time(asdict(event))} ({paths})"
+    where = f" ({paths})" if paths else ""
+    return f"time   {step_time(asdict(event))}{where}"
 
 
 def summary_lines(
@@ -144,7 +145,9 @@ def summary_lines(
     verdict = judge_prediction(read_plan(run_dir / "plan.json"), history)
     if verdict is not None:
         yield f"plan   {verdict}"
-    names = ("export", "report.html", "loss.svg", "metrics.jsonl", "profile.txt", "checkpoints")
+    # what is told of steps may lie there from a run before
+    told = history.profiles[-1]["files"] if history.profiles else ()
+    names = ("export", "report.html", "loss.svg", "metrics.jsonl", *told, "checkpoints")
     found = [name for name in names if _holds_something(run_dir / name)]
     exported = exported_step(run_dir / "export")
     is_other = exported not in (None, event.step)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ndtrain.errors import CheckpointError
 from ndtrain.report.atomic import replace_text, write_failure
-from ndtrain.report.events import EvalDone, Event, RunStarted
+from ndtrain.report.events import EvalDone, Event, ProfileDone, RunStarted
 from ndtrain.report.history import History, gather
 
 FORMAT_VERSION = 1
@@ -96,13 +96,17 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def records_until(records: Sequence[dict[str, Any]], step: int) -> list[dict[str, Any]]:
     """The history up to and including `step`: what a run that resumes there still vouches for.
 
-    A record without a step of its own, such as a notice, belongs to the step before it.
+    A record without a step of its own, such as a notice, belongs to the step before it. A profile
+    stays: its steps are done again, but not measured again.
     """
     if step == 0:
         return []
     kept = []
     reached = 0
     for record in records:
+        if record["event"] == ProfileDone.event:
+            kept.append(record)
+            continue
         reached = record.get("step", record.get("start_step", reached))
         if reached <= step:
             kept.append(record)

@@ -1,6 +1,7 @@
 """What was predicted of a run beside what the run came to, once it has ended."""
 
 import json
+import math
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -82,9 +83,12 @@ def judge_prediction(plan: Mapping[str, Any], history: History) -> Verdict | Non
     if not predicted or not steps:
         return None
     settled = steps[WARM_UP:] or steps[1:] or steps
+    # what a profile holds while it is written counts from then on
+    begins = min((record["first_step"] for record in history.profiles), default=math.inf)
+    own = [record for record in steps if record["step"] < begins] or steps
     return Verdict(
         predicted_gib=predicted["memory_gib"],
-        measured_gib=max(record["memory_gib"] for record in steps),
+        measured_gib=max(record["memory_gib"] for record in own),
         predicted_seconds=predicted["step_seconds"],
         measured_seconds=statistics.median(record["step_seconds"] for record in settled),
         steps=len(settled),

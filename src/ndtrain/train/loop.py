@@ -116,6 +116,7 @@ def fit(run: Run) -> Outcome:
         if number == 0:
             # everything is compiled, and the device still works
             leave_out_what_lives()
+            run.clock = None
         tell_saves(run)
         if timetable.eval_is_due(progress.step) and (outcome := _judge(run)) is not None:
             return outcome
@@ -134,7 +135,7 @@ def fit(run: Run) -> Outcome:
 def _step(run: Run, batch: StepBatch) -> None:
     """One optimizer step; where the device works behind, its numbers are told a step later."""
     progress, engine = run.progress, run.engine
-    if run.clock is None or run.profiler.begins(progress.step + 1):
+    if run.clock is None or run.profiler.is_starting(progress.step + 1):
         run.clock = Stopwatch(engine.mesh.device)
     factor = learning_rate_factor(engine.recipe, progress.step, run.timetable.total_steps)
     result = accumulate_gradients(engine, batch, progress.step, factor)
@@ -160,7 +161,10 @@ def _step(run: Run, batch: StepBatch) -> None:
         _tell(run, told)
     if run.profiler.is_last(progress.step):
         settle(run)
-        run.emit(run.profiler.finish(run.meter))
+        run.status.enter("training", "writing the profile", step=progress.step)
+        for event in run.profiler.finish(run.meter):
+            run.emit(event)
+        run.status.enter("training", step=progress.step)
         # the time of writing it is no step's
         run.clock = None
 

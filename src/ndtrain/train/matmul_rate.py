@@ -5,6 +5,7 @@ import torch
 _SIZE = 8192
 _WARM_UPS = 3
 _REPEATS = 10
+_NO_ROOM = "CUBLAS_STATUS_ALLOC_FAILED"
 
 
 def matmul_tflops(device: torch.device) -> float | None:
@@ -26,8 +27,11 @@ def matmul_tflops(device: torch.device) -> float | None:
             if repeat == _WARM_UPS:
                 begun.record()
             torch.mm(left, right, out=product)
-    except torch.OutOfMemoryError:
-        return None
+    except RuntimeError as error:
+        # cuBLAS has an allocation of its own, and its own word for a full card
+        if isinstance(error, torch.OutOfMemoryError) or _NO_ROOM in str(error):
+            return None
+        raise
     ended.record()
     ended.synchronize()
     seconds = float(begun.elapsed_time(ended)) / 1000

@@ -1,8 +1,9 @@
 """`profile: {steps: [10, 12]}`: where the device's time goes, as a trace and in words."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,7 +11,8 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, record_function
 
 from ndtrain.data.batch import StepBatch
-from ndtrain.report.events import ProfileDone
+from ndtrain.environment import quiet_profiler
+from ndtrain.report.events import Event, Notice, ProfileDone
 from ndtrain.report.run_directory import RunDirectory
 from ndtrain.train import profile_words as words
 from ndtrain.train.matmul_rate import matmul_tflops
@@ -103,7 +105,6 @@ def tell(
     work: float | None,
     matmul: float | None,
     alone: bool,
-    files: Sequence[str],
 ) -> tuple[ProfileDone, str]:
     """What was seen as an event, and as the text of `profile.txt`.
 
@@ -112,7 +113,6 @@ def tell(
         work: TFLOP/s of the model's own work on one device, None when it is not known.
         matmul: those of one large product on it, None when there was no room to time it.
         alone: there are no other ranks to wait for.
-        files: that the event names.
     """
     each = seen.seconds / len(steps)
     calls = seen.timed()
@@ -142,7 +142,7 @@ def tell(
         hidden_communication=hidden,
         tflops_per_device=work,
         matmul_tflops=matmul,
-        files=files,
+        files=[],
     )
     return done, "\n".join(lines) + "\n"
 
@@ -161,7 +161,9 @@ class StepProfiler:
         self._run_dir = run_dir
         self._device = device
         self._profiler: torch.profiler.profile | None = None
+        self._prepares_at = 0
         self._records = False
+        self._reached = False
         self._tokens = 0
 
     def watch(
@@ -177,15 +179,17 @@ class StepProfiler:
             last_step: where it ends at the latest; the profile then ends there too.
         """
         if not self._steps or not first_step <= self._steps.start <= last_step:
+            # an earlier start has been there
+            self._reached = first_step >= self._steps.stop
             return batches
         self._steps = range(self._steps.start, min(self._steps.stop, last_step + 1))
         return self._watch(batches, first_step)
 
     def _watch(self, batches: Iterator[StepBatch], step: int) -> Iterator[StepBatch]:
         # getting ready takes seconds in which batches pile up: a step earlier, where there is one
-        prepares_at = max(step, self._steps.start - 1)
+        self._prepares_at = max(step, self._steps.start - 1)
         while True:
-            if step == prepares_at:
+            if step == self._prepares_at:
                 self._profiler = self._prepare()
             if step == self._steps.start and self._profiler is not None:
                 self._synchronize()
@@ -199,22 +203,25 @@ class StepProfiler:
             yield batch
             step += 1
 
-    def begins(self, step: int) -> bool:
-        """Whether this is the first step to profile: before it, the device was waited for."""
-        return self._records and step == self._steps.start
+    def is_starting(self, step: int) -> bool:
+        """Whether the time before this step went into the profiler and is no step's."""
+        prepares = self._profiler is not None and step == self._prepares_at
+        return prepares or (self._records and step == self._steps.start)
 
     def is_last(self, step: int) -> bool:
         """Whether this was the last step to profile."""
         return self._records and step == self._steps.stop - 1
 
-    def finish(self, meter: Meter) -> ProfileDone:
-        """Stop and write what was seen, once `is_last` says so."""
+    def finish(self, meter: Meter) -> list[Event]:
+        """Stop, write what was seen, and tell of it; once `is_last` says so.
+
+        A file that cannot be written is told of too: it must not cost the run.
+        """
         profiler, self._profiler = self._profiler, None
-        self._records = False
+        self._records, self._reached = False, True
         assert profiler is not None, "is_last says when to finish"
         self._synchronize()
         profiler.stop_trace()
-        profiler.export_chrome_trace(str(self._run_dir.trace))
         seen = sort_events(profiler.events())  # type: ignore[no-untyped-call]
         done, text = tell(
             seen,
@@ -222,24 +229,47 @@ class StepProfiler:
             work=meter.tflops_per_device(self._tokens, seen.seconds),
             matmul=matmul_tflops(self._device) if seen.on_device else None,
             alone=meter.world_size == 1,
-            files=[self._run_dir.profile.name, self._run_dir.trace.name],
         )
-        self._run_dir.profile.write_text(text, encoding="utf-8")
-        return done
+        files, notices = [], list[Event]()
+        writers: dict[Path, Callable[[Path], object]] = {
+            self._run_dir.profile: lambda path: path.write_text(text, encoding="utf-8"),
+            self._run_dir.trace: lambda path: profiler.export_chrome_trace(str(path)),
+        }
+        for path, write in writers.items():
+            try:
+                _put(path, write)
+            except OSError as error:
+                reason = error.strerror or type(error).__name__
+                notices.append(Notice(f"{path} cannot be written: {reason}."))
+            else:
+                files.append(path.name)
+        return [replace(done, files=files), *notices]
 
-    def close(self) -> None:
-        """Drop a profile that the run has ended in: one left running breaks the process's exit."""
+    def close(self) -> str | None:
+        """Drop a profile that the run has ended in: one left running breaks the process's exit.
+
+        Returns:
+            That steps which were asked for are not told of, where it is so.
+        """
         profiler, self._profiler = self._profiler, None
         if profiler is not None:
             if not self._records:
                 profiler.start_trace()
             profiler.stop_trace()
         self._records = False
+        if self._reached or not self._steps:
+            return None
+        first, last = self._steps.start, self._steps.stop - 1
+        if first == last:
+            return f"Step {first} did not happen in this start: there is no profile of it."
+        which = f"Steps {first} to {last}"
+        return f"{which} did not all happen in this start: there is no profile of them."
 
     def _prepare(self) -> torch.profiler.profile:
         kinds = [ProfilerActivity.CPU]
         if self._device.type == "cuda":
             kinds.append(ProfilerActivity.CUDA)
+        quiet_profiler()
         profiler = torch.profiler.profile(activities=kinds)
         profiler.prepare_trace()
         return profiler
@@ -248,3 +278,13 @@ class StepProfiler:
         """Wait for the device, so that what it does for other steps stays outside."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+
+def _put(path: Path, write: Callable[[Path], object]) -> None:
+    """Write beside the place first, so that there is the old file or the whole new one."""
+    unfinished = path.with_name(f".unfinished-{path.name}")
+    try:
+        write(unfinished)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)

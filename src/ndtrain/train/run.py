@@ -7,7 +7,7 @@ import contextlib
 
 from ndtrain.data.prepare import open_prepared
 from ndtrain.environment import LaunchedRank
-from ndtrain.errors import CheckpointError, ExitCode
+from ndtrain.errors import CheckpointError, DivergedError, ExitCode
 from ndtrain.launch.status import StatusWriter, rank_state_path
 from ndtrain.model.adapters import report_trainable
 from ndtrain.model.attention import describe_attention
@@ -169,8 +169,19 @@ def _train(
         last_saved=progress.step or None,
         after_eval=after_eval,
     )
-    with contextlib.closing(run.profiler):
+    try:
         outcome = fit(run)
+    except Exception as error:
+        if runtime.world_size == 1 or isinstance(error, DivergedError):
+            # every rank is here: what is being saved is lost if the process ends under it, and
+            # a failure of its own must not hide this one
+            with contextlib.suppress(CheckpointError, OSError):
+                checkpointer.wait()
+        raise
+    finally:
+        unfinished = run.profiler.close()
+    if unfinished is not None:
+        emit(Notice(unfinished))
     if reporter is not None:
         # the model card is written from the metrics
         reporter.tell_last_step()

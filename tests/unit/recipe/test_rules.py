@@ -365,6 +365,15 @@ def test_strategies_by_steps_may_be_counted_by_the_epoch() -> None:
     assert findings({**by_epoch, "save_strategy": "steps", "eval_strategy": "steps"}) == {}
 
 
+def test_a_profile_of_many_steps_says_how_many_are_meant(load, complaints, minimal) -> None:
+    assert load(f"{minimal}profile: {{steps: [10, 29]}}\n").notices == ()
+    (line,) = complaints(f"{minimal}profile: {{steps: [10, 30]}}\n")
+    assert line.endswith(
+        "profile: would record 21 steps, of which the trace takes minutes to write. "
+        "Name 20 at most: profile: {steps: [10, 12]}."
+    )
+
+
 def test_an_argument_with_a_key_of_its_own_is_sent_there() -> None:
     problem = findings({"optim_args": {"betas": [0.9, 0.9]}})["optim_args_are_known"]
     assert problem.path == ("optim_args", "betas")

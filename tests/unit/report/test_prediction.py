@@ -46,6 +46,15 @@ def test_steps_before_a_resume_belong_to_another_plan(started, step):
     assert judge_prediction(PLAN, history).measured_gib == 48.0
 
 
+def test_what_a_profile_holds_does_not_count(started, step, profiled):
+    before = [step(n, memory_gib=40.0 + n) for n in range(1, 6)]
+    events = [started, *before, profiled, step(6, memory_gib=99.0)]
+    assert profiled.first_step == 4
+    history = gather(event_record(event) for event in events)
+
+    assert judge_prediction(PLAN, history).measured_gib == 43.0
+
+
 def test_memory_alone_where_the_rates_are_not_known(started, step):
     plan = {"predicted": {"device": "cpu", "memory_gib": 1.2, "step_seconds": None}}
     verdict = judge_prediction(plan, told(started, step, [1.0]))

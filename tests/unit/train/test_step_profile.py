@@ -13,7 +13,7 @@ from torch.profiler import record_function
 from ndtrain.data.batch import StepBatch
 from ndtrain.plan.book import find_in_book
 from ndtrain.plan.facts import facts_from_config
-from ndtrain.report.events import ProfileDone
+from ndtrain.report.events import Notice, ProfileDone
 from ndtrain.report.run_directory import RunDirectory
 from ndtrain.train import profile_words as words
 from ndtrain.train.matmul_rate import matmul_tflops
@@ -41,7 +41,8 @@ def walk(profiler: StepProfiler, first: int, last: int, run: Path) -> list[tuple
         with record_function("Optimizer.step#SGD.step"):
             torch.ones(64, 64) @ torch.ones(64, 64)
         if profiler.is_last(step):
-            told = profiler.finish(meter(run))
+            (told,) = profiler.finish(meter(run))
+            assert isinstance(told, ProfileDone)
             done.append((told.first_step, step))
             assert (told.step, told.files) == (step, FILES)
     return done
@@ -64,13 +65,45 @@ def test_which_steps_are_profiled(asked, first, last, found, tmp_path) -> None:
     done = walk(profiler, first, last, tmp_path)
     assert done == found
     assert [path.name for path in sorted(tmp_path.iterdir())] == (FILES if found else [])
+    is_past = first > asked[1]
+    assert (profiler.close() is None) == bool(found or is_past)
+
+
+def test_a_profile_that_does_not_happen_is_told_of(tmp_path) -> None:
+    def missing(steps: range) -> str | None:
+        profiler = StepProfiler(steps, RunDirectory(tmp_path), CPU)
+        walk(profiler, 1, 4, tmp_path)
+        return profiler.close()
+
+    assert missing(range(5, 6)) == (
+        "Step 5 did not happen in this start: there is no profile of it."
+    )
+    assert missing(range(7, 9)) == (
+        "Steps 7 to 8 did not all happen in this start: there is no profile of them."
+    )
+    assert missing(range(2, 4)) is None
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_cannot_be_written_does_not_cost_the_run(name: str, tmp_path) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "mine").touch()
+    profiler = StepProfiler(range(1, 2), RunDirectory(tmp_path), CPU)
+    for step, _ in enumerate(profiler.watch(batches(1), 1, 1), start=1):
+        assert profiler.is_last(step)
+        done, notice = profiler.finish(meter(tmp_path))
+    assert isinstance(done, ProfileDone)
+    assert done.files == [one for one in FILES if one != name]
+    assert notice == Notice(f"{tmp_path / name} cannot be written: Is a directory.")
+    # nothing half written is left
+    assert [path.name for path in sorted(tmp_path.iterdir())] == FILES
 
 
 def test_a_run_without_a_profile_gets_its_own_batches_back(tmp_path) -> None:
     profiler = StepProfiler(read_steps(None), RunDirectory(tmp_path), CPU)
     given = batches(3)
     assert profiler.watch(given, 1, 3) is given
-    assert not profiler.begins(1)
+    assert not profiler.is_starting(1)
     assert not profiler.is_last(1)
 
 
@@ -97,7 +130,8 @@ def test_the_first_wait_for_data_is_seen(tmp_path) -> None:
     for step, _ in enumerate(profiler.watch(slow(), 1, 3), start=1):
         torch.ones(4) + 1
         if profiler.is_last(step):
-            told = profiler.finish(meter(tmp_path))
+            (told,) = profiler.finish(meter(tmp_path))
+    assert isinstance(told, ProfileDone)
     assert told.step_seconds >= 0.05
     assert 0.5 < told.data_wait <= 1
     assert told.device == "cpu"
@@ -167,7 +201,7 @@ def test_a_devices_steps_as_an_event_and_as_a_file() -> None:
     fetch = event("ndtrain: next batch", 0, 1e5, cuda=False, annotation=True)
     kernels = [event("nvjet", 1e5, 8e5), event("ncclDevKernel", 7e5, 9e5)]
     seen = sort_events([fetch, *kernels, event("aten::mm", 1e5, 10e5, cuda=False)])
-    done, text = tell(seen, range(10, 13), work=400.0, matmul=800.0, alone=False, files=("a", "b"))
+    done, text = tell(seen, range(10, 13), work=400.0, matmul=800.0, alone=False)
     assert done == ProfileDone(
         step=12,
         first_step=10,
@@ -185,7 +219,7 @@ def test_a_devices_steps_as_an_event_and_as_a_file() -> None:
         hidden_communication=pytest.approx(1 / 9),
         tflops_per_device=400.0,
         matmul_tflops=800.0,
-        files=("a", "b"),
+        files=[],
     )
     account_lines, _, table = text.partition("\n\n")
     assert account_lines.splitlines()[:2] == [
