@@ -173,15 +173,27 @@ def parse_document(text: str, where: str, what: str = "recipe") -> Document:
 def parse_value(text: str, where: str) -> Any:
     """The value of a `--set` flag, read like one in the file.
 
+    A flag has no comments: a `#` in a plain value is part of it.
+
     Raises:
         RecipeError: it is not YAML.
     """
     node = compose(text, where)
+    if "\n" not in text and _is_cut_off(node, text):
+        return text.strip()
     document = Document({})
     value = None if node is None else _NodeReader(document).value(node, ())
     if document.problems:
         raise RecipeError(document.problems[0].message, where=where)
     return value
+
+
+def _is_cut_off(node: yaml.Node | None, text: str) -> bool:
+    """Whether YAML took the end of a plain value, or all of it, for a comment."""
+    if node is None:
+        return bool(text.strip())
+    is_plain = isinstance(node, yaml.ScalarNode) and node.style is None
+    return is_plain and bool(text[node.end_mark.index :].strip())
 
 
 @dataclass

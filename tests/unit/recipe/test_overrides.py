@@ -25,6 +25,20 @@ def test_values_are_read_as_yaml(load, minimal) -> None:
     assert recipe.model_config_ == {"model_type": "llama", "hidden_size": 64}
 
 
+@pytest.mark.parametrize(
+    ("value", "meant"),
+    [("runs/a #1", "runs/a #1"), ("#1", "#1"), ("a#1", "a#1"), ("'a #1' # told", "a #1")],
+)
+def test_a_flag_has_no_comments(load, minimal, value: str, meant: str) -> None:
+    assert load(minimal, f"output_dir={value}").recipe.output_dir == meant
+
+
+def test_a_comment_does_not_make_a_number(complaints, minimal) -> None:
+    (line,) = complaints(minimal, "seed=5 # five")
+    assert "--set seed" in line
+    assert "5 # five" in line
+
+
 def test_missing_mappings_on_the_way_are_made(load, minimal) -> None:
     recipe = load(minimal, "special_tokens.pad_token=x", "test_datasets.0.path=synthetic").recipe
     assert recipe.special_tokens is not None
