@@ -124,6 +124,8 @@ def test_a_stop_within_an_evaluation_waits_for_no_more_rows(tmp_path: Path, mesh
         assert (status.state, status.step) == ("stopped", step)
         told = [one for one in read_metrics(run / "metrics.jsonl") if one["event"] == "eval"]
         assert step not in [one["step"] for one in told]
+        # before the first step there is nothing to save, which is said
+        assert ("there is nothing to save" in command.text()) == (step == 0)
     assert checkpoint_state(run)[0][-1] == 7
     finish(recipe, *held)
     assert read_trace(run) == read_trace(whole / "run")

@@ -31,6 +31,12 @@ from ndtrain.train.stopping import Stopper, StopReason
 from ndtrain.train.timetable import Timetable
 
 
+_NOTHING_YET = (
+    "The evaluation before the first step was cut off: there is nothing to save, and the next start "
+    "makes it anew. Give it more time, or fewer held-out rows (val_set_size, samples)."
+)
+
+
 class Batches(Protocol):
     """Where steps come from."""
 
@@ -210,6 +216,8 @@ def _judge(run: Run) -> Outcome | None:
     if cut_off is not None:
         if progress.step > 0:
             save(run)
+        else:
+            run.emit(Notice(_NOTHING_YET))
         return Outcome(cut_off.name.lower(), cut_off.exit_code)
     if _has_stopped_early(run):
         save(run)
