@@ -30,10 +30,9 @@ from ndtrain.train.step import accumulate_gradients, discard_gradients, evaluati
 from ndtrain.train.stopping import Stopper, StopReason
 from ndtrain.train.timetable import Timetable
 
-
 _NOTHING_YET = (
-    "The evaluation before the first step was cut off: there is nothing to save, and the next start "
-    "makes it anew. Give it more time, or fewer held-out rows (val_set_size, samples)."
+    "The evaluation before the first step was cut off: there is nothing to save, and the next "
+    "start makes it anew. Give it more time, or fewer held-out rows (val_set_size, samples)."
 )
 
 
