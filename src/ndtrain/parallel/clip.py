@@ -12,8 +12,9 @@ from ndtrain.parallel.linear import local
 from ndtrain.parallel.mesh import Mesh
 
 
-def _norms(parameters: Sequence[nn.Parameter]) -> dict[nn.Parameter, torch.Tensor]:
-    """Norm of this rank's part of each gradient that there is."""
+@torch.no_grad()
+def local_norms(parameters: Sequence[nn.Parameter]) -> dict[nn.Parameter, torch.Tensor]:
+    """Norm, an fp32 scalar, of this rank's part of each gradient that there is."""
     gradients = {p: local(p.grad) for p in parameters if p.grad is not None}
     filled = {p: gradient for p, gradient in gradients.items() if gradient.numel()}
     if not filled:
@@ -71,7 +72,7 @@ def gradient_norm(
     """
     split: list[torch.Tensor] = []
     alike: list[torch.Tensor] = []
-    norms = {**_norms(parameters), **used_up}
+    norms = {**local_norms(parameters), **used_up}
     for parameter in parameters:
         if parameter in norms:
             (split if _is_split_over_tp(parameter) else alike).append(norms[parameter])

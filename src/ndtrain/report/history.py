@@ -23,7 +23,19 @@ class History:
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Sort one record in; a kind that this version does not know is left out."""
-        by_event = {
+        kind = self._by_event().get(record["event"])
+        if kind is not None:
+            kind.append(dict(record))
+
+    def replace(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Forget everything and begin with these records."""
+        for kind in self._by_event().values():
+            kind.clear()
+        for record in records:
+            self.add(record)
+
+    def _by_event(self) -> dict[str, list[dict[str, Any]]]:
+        return {
             "step": self.steps,
             "eval": self.evals,
             "samples": self.samples,
@@ -33,17 +45,6 @@ class History:
             "notice": self.notices,
             "end": self.ends,
         }
-        kind = by_event.get(record["event"])
-        if kind is not None:
-            kind.append(dict(record))
-
-    def replace(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Forget everything and begin with these records."""
-        kinds = (self.steps, self.evals, self.samples, self.starts)
-        for kind in (*kinds, self.checkpoints, self.profiles, self.notices, self.ends):
-            kind.clear()
-        for record in records:
-            self.add(record)
 
     def until(self, step: int) -> "History":
         """The same with no step and no evaluation after `step`."""

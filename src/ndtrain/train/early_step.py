@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ndtrain.parallel.linear import local
+from ndtrain.parallel.clip import local_norms
 
 MakeOptimizer = Callable[[list[dict[str, Any]]], Optimizer]
 """Builds the recipe's optimizer over parameter groups."""
@@ -94,12 +94,7 @@ class _Unit:
             self._step()
 
     def _step(self) -> None:
-        gradients = {p: local(p.grad) for p in self.arrived if p.grad is not None}
-        filled = {p: gradient for p, gradient in gradients.items() if gradient.numel()}
-        if filled:
-            # as for all gradients together, so that the norm of the step is the same
-            found = torch._foreach_norm(list(filled.values()), 2, dtype=torch.float32)
-            norms = dict(zip(filled, found, strict=True))
+        if norms := local_norms(self.arrived):
             self._norms |= norms
             self._leave_out(norms)
         for group, own in zip(self._groups, self._own.param_groups, strict=True):

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from torch.profiler import ProfilerActivity, record_function
 
 from ndtrain.data.batch import StepBatch
 from ndtrain.environment import quiet_profiler
+from ndtrain.errors import CheckpointError
+from ndtrain.report.atomic import replace_file
 from ndtrain.report.events import Event, Notice, ProfileDone
 from ndtrain.report.run_directory import RunDirectory
 from ndtrain.train import profile_words as words
@@ -50,7 +53,7 @@ class Seen:
     fetches: Sequence[Span]
     on_device: bool
 
-    @property
+    @cached_property
     def window(self) -> tuple[float, float]:
         """From where the first batch was asked for to the end of the last work."""
         return self.fetches[0].start, max(span.end for span in (*self.fetches, *self.work))
@@ -237,10 +240,9 @@ class StepProfiler:
         }
         for path, write in writers.items():
             try:
-                _put(path, write)
-            except OSError as error:
-                reason = error.strerror or type(error).__name__
-                notices.append(Notice(f"{path} cannot be written: {reason}."))
+                replace_file(path, write)
+            except CheckpointError as error:
+                notices.append(Notice(f"{error.where} {error.message}"))
             else:
                 files.append(path.name)
         return [replace(done, files=files), *notices]
@@ -278,13 +280,3 @@ class StepProfiler:
         """Wait for the device, so that what it does for other steps stays outside."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-
-
-def _put(path: Path, write: Callable[[Path], object]) -> None:
-    """Write beside the place first, so that there is the old file or the whole new one."""
-    unfinished = path.with_name(f".unfinished-{path.name}")
-    try:
-        write(unfinished)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
