@@ -1,9 +1,10 @@
 """Hold every mesh of this machine's GPUs to one GPU, under NCCL.
 
-    python benchmarks/mesh_check.py [--gpus 4] [--json meshes.json]
+    python benchmarks/mesh_check.py [--gpus 4] [--one-card] [--json meshes.json]
 
 In fp32 over five optimizer steps, losses to 1e-4 relative; in bf16 over twenty, losses to 0.5 % and
-gradient norms to 2 %. Prints one line a mesh; exit code 1 when one is further off.
+gradient norms to 2 %. Prints one line a mesh; exit code 1 when one is further off. With
+`--one-card` all ranks share one GPU.
 """
 
 import argparse
@@ -12,14 +13,25 @@ import json
 import math
 import sys
 import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "distributed"))
 
 
-from mesh_cells import SIZES, Trace, tiny_recipe, trace_cells, with_mesh, write_rows
+from mesh_cells import (
+    SIZES,
+    tiny_recipe,
+    trace_cells,
+    trace_cells_apart,
+    with_mesh,
+    write_rows,
+)
+from one_card import launch_on_one_card
 
+from ndtrain.launch import launch
 from ndtrain.plan.hardware import local_gpus
 from ndtrain.recipe.schema import Recipe
 
@@ -39,23 +51,28 @@ KINDS: dict[str, dict[str, Any]] = {
         "context_parallel_method": "allgather",
         "sizes": FLEXIBLE,
     },
+    "llama all tokens on tp": {"tensor_sequence_parallel": False},
+    "llama async tp": {"async_tensor_parallel": True},
     "qwen3 tied": {"architecture": "qwen3"},
     "llama lora packed": LORA,
 }
 WIDER = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "initializer_range": 0.05}
 """Wide enough for the kernels of bf16, and drawn as models are, so that rounding stays rounding."""
-IN_BF16 = {
-    f"{name}, bf16": {
-        **KINDS[name],
-        "bf16": True,
-        "learning_rate": 1e-3,
-        "sizes": {**SIZES, **WIDER},
-    }
-    for name in ("llama packed", "llama lora packed")
+BF16 = {"bf16": True, "learning_rate": 1e-3, "sizes": {**SIZES, **WIDER}}
+IN_BF16: dict[str, dict[str, Any]] = {
+    "llama packed, bf16": {**KINDS["llama packed"], **BF16},
+    "llama lora packed, bf16": {**LORA, **BF16},
+    "llama packed compiled, bf16": {
+        **KINDS["llama packed"],
+        **BF16,
+        "torch_compile": True,
+        "async_tensor_parallel": True,
+    },
 }
 STEPS = {"fp32": 5, "bf16": 20}
 ALLOWED = {"fp32": (1e-4, 1e-3), "bf16": (0.005, 0.02)}
 """Relative, of losses and of gradient norms."""
+ALONE = (1, 1, 1, 1)
 Mesh = tuple[int, int, int, int]
 
 
@@ -70,9 +87,9 @@ def recipes_of(rows: Path, device: str) -> dict[str, Recipe]:
 
 
 def meshes_of(gpus: int) -> list[Mesh]:
-    """All meshes of so many GPUs, and one GPU alone."""
+    """All meshes of so many GPUs."""
     sizes = itertools.product(range(1, gpus + 1), repeat=4)
-    return [mesh for mesh in sizes if math.prod(mesh) in (1, gpus)]
+    return [mesh for mesh in sizes if math.prod(mesh) == gpus]
 
 
 def mode_of(kind: str) -> str:
@@ -80,24 +97,43 @@ def mode_of(kind: str) -> str:
     return "bf16" if "bf16" in kind else "fp32"
 
 
-def trace_all(
-    recipes: dict[str, Recipe], meshes: list[Mesh], folder: Path, steps: dict[str, int]
-) -> dict[tuple[str, Mesh], Trace]:
-    """The traces of every kind on every mesh."""
-    traces: dict[tuple[str, Mesh], Trace] = {}
-    # one GPU comes last: a parent that has used CUDA can no longer fork
-    for world in sorted({math.prod(mesh) for mesh in meshes}, reverse=True):
-        for mode in STEPS:
-            cells = [
-                (kind, mesh)
-                for kind in recipes
-                for mesh in meshes
-                if math.prod(mesh) == world and mode_of(kind) == mode
-            ]
-            meshed = [with_mesh(recipes[kind], mesh) for kind, mesh in cells]
-            found = trace_cells(meshed, folder, steps[mode])
-            traces |= dict(zip(cells, found, strict=True))
-    return traces
+@dataclass(frozen=True)
+class Difference:
+    """How far a mesh is from one GPU, relative."""
+
+    kind: str
+    mesh: Mesh
+    loss: float
+    grad_norm: float
+
+    def __str__(self) -> str:
+        return f"{self.kind:27} {self.mesh}  loss {self.loss:.1e}  grad norm {self.grad_norm:.1e}"
+
+    @property
+    def is_allowed(self) -> bool:
+        """Whether losses and gradient norms are as near as they must be."""
+        loss, grad_norm = ALLOWED[mode_of(self.kind)]
+        return self.loss <= loss and self.grad_norm <= grad_norm
+
+
+def differences(
+    kinds: Sequence[str],
+    recipes: dict[str, Recipe],
+    meshes: Sequence[Mesh],
+    folder: Path,
+    steps: int,
+    start: Callable[..., int],
+) -> Iterator[Difference]:
+    """Of each of some kinds on each mesh, from one GPU."""
+    # in a process of its own: a parent that has used CUDA can no longer fork
+    alone = trace_cells_apart([with_mesh(recipes[kind], ALONE) for kind in kinds], folder, steps)
+    cells = list(itertools.product(range(len(kinds)), meshes))
+    on_meshes = [with_mesh(recipes[kinds[number]], mesh) for number, mesh in cells]
+    traces = trace_cells(on_meshes, folder, steps, start)
+    for (number, mesh), trace in zip(cells, traces, strict=True):
+        loss = furthest(trace.losses, alone[number].losses)
+        grad_norm = furthest(trace.grad_norms, alone[number].grad_norms)
+        yield Difference(kinds[number], mesh, loss, grad_norm)
 
 
 def furthest(found: tuple[float, ...], wanted: tuple[float, ...]) -> float:
@@ -105,39 +141,47 @@ def furthest(found: tuple[float, ...], wanted: tuple[float, ...]) -> float:
     return max(abs(one - other) / other for one, other in zip(found, wanted, strict=True))
 
 
+def write_worst(path: Path, found: Sequence[Difference]) -> None:
+    """The largest differences of each mode, and how many cells were compared."""
+    worst = {}
+    for mode in STEPS:
+        own = [one for one in found if mode_of(one.kind) == mode]
+        worst[f"{mode}_loss"] = max((one.loss for one in own), default=0.0)
+        worst[f"{mode}_grad_norm"] = max((one.grad_norm for one in own), default=0.0)
+    path.write_text(json.dumps({**worst, "cells": len(found)}), encoding="utf-8")
+
+
 def main() -> int:
     """Run all kinds on all meshes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpus", type=int, default=0, help="default: all")
-    parser.add_argument("--json", type=Path, help="where the numbers go")
+    parser.add_argument("--one-card", action="store_true", help="all ranks share one GPU")
+    parser.add_argument("--only", nargs="+", choices=[*KINDS, *IN_BF16], help="these kinds")
+    parser.add_argument("--json", type=Path, help="where the numbers go, after each mode")
     parser.add_argument("--tiny", action="store_true", help="two kinds, a few steps, on CPU")
     options = parser.parse_args()
     gpus = options.gpus or len(local_gpus())
-    worst = {f"{mode}_{what}": 0.0 for mode in STEPS for what in ("loss", "grad_norm")}
+    meshes, steps = meshes_of(gpus), STEPS
+    kinds = options.only or [*KINDS, *IN_BF16]
+    if options.tiny:
+        kinds, meshes = ["llama packed", "llama packed, bf16"], [(1, gpus, 1, 1)]
+        steps = {"fp32": 2, "bf16": 2}
+    start = launch_on_one_card if options.one_card else launch
+    found: list[Difference] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         rows = write_rows(folder / "rows.jsonl", rows=200)
         recipes = recipes_of(rows, "cpu" if options.tiny else "auto")
-        meshes, steps = meshes_of(gpus), STEPS
-        if options.tiny:
-            recipes = {kind: recipes[kind] for kind in ("llama packed", "llama packed, bf16")}
-            meshes, steps = [(1, 1, 1, 1), (1, gpus, 1, 1)], {"fp32": 2, "bf16": 2}
-        traces = trace_all(recipes, meshes, folder, steps)
-    for (kind, mesh), trace in traces.items():
-        alone, mode = traces[kind, (1, 1, 1, 1)], mode_of(kind)
-        loss = furthest(trace.losses, alone.losses)
-        norm = furthest(trace.grad_norms, alone.grad_norms)
-        worst[f"{mode}_loss"] = max(worst[f"{mode}_loss"], loss)
-        worst[f"{mode}_grad_norm"] = max(worst[f"{mode}_grad_norm"], norm)
-        print(f"{kind:26} {mesh}  loss {loss:.1e}  grad norm {norm:.1e}", flush=True)
-    if options.json:
-        options.json.write_text(json.dumps({**worst, "cells": len(traces)}), encoding="utf-8")
-    pairs = [(worst[f"{mode}_loss"], worst[f"{mode}_grad_norm"]) for mode in STEPS]
-    within = [
-        loss <= allowed[0] and norm <= allowed[1]
-        for (loss, norm), allowed in zip(pairs, ALLOWED.values(), strict=True)
-    ]
-    return int(not all(within))
+        for mode in STEPS:
+            own = [kind for kind in kinds if mode_of(kind) == mode]
+            if not own:
+                continue
+            for one in differences(own, recipes, meshes, folder, steps[mode], start):
+                print(one, flush=True)
+                found.append(one)
+            if options.json:
+                write_worst(options.json, found)
+    return int(not all(one.is_allowed for one in found))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Save on one mesh, resume on another, export, reload: against the run that was never broken.
 
-    python benchmarks/mesh_resume.py --gpus 4 [--json resume.json]
+    python benchmarks/mesh_resume.py --gpus 4 [--one-card] [--json resume.json]
 
 Every mesh trains eight steps through `ndtrain train` and saves after four; the next mesh of the
 list goes on from there. In fp32, on a tiny model. Prints the largest relative difference of losses
@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "distributed"))
 import torch
 import yaml
 from mesh_cells import SIZES, write_rows
+from one_card import run_on_one_card
 from transformers import AutoModelForCausalLM
 
 STEPS, SAVED_AT = 8, 4
@@ -67,14 +68,17 @@ def recipe_of(rows: Path, mesh: Sequence[int], device: str, **keys: Any) -> dict
     }
 
 
-def train(folder: Path, name: str, recipe: dict[str, Any]) -> list[dict[str, Any]]:
+def train(folder: Path, name: str, recipe: dict[str, Any], hosts: int) -> list[dict[str, Any]]:
     """Run it; returns its steps."""
     path, run = folder / f"{name}.yaml", folder / name
     path.write_text(yaml.safe_dump({**recipe, "output_dir": str(run)}), encoding="utf-8")
     command = [sys.executable, "-m", "ndtrain", "train", str(path), "--debug"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError((done.stdout + done.stderr)[-3000:])
+    if hosts > 1:
+        run_on_one_card(command, hosts)
+    else:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError((done.stdout + done.stderr)[-3000:])
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     events = [json.loads(line) for line in lines]
     return [event for event in events if event["event"] == "step"]
@@ -107,13 +111,13 @@ class Pair:
     def __str__(self) -> str:
         return f"{self.saving} -> {self.loading}{' lora' if self.keys else ''}"
 
-    def differences(self, folder: Path, rows: Path, device: str) -> dict[str, float]:
+    def differences(self, folder: Path, rows: Path, device: str, hosts: int) -> dict[str, float]:
         """Train on one mesh, go on from its middle on the other, compare what follows."""
         folder.mkdir()
-        whole = train(folder, "saved", recipe_of(rows, self.saving, device, **self.keys))
+        whole = train(folder, "saved", recipe_of(rows, self.saving, device, **self.keys), hosts)
         saved = folder / "saved" / "checkpoints" / f"step-{SAVED_AT:06d}"
         keys = {**self.keys, "resume_from_checkpoint": str(saved)}
-        rest = train(folder, "resumed", recipe_of(rows, self.loading, device, **keys))
+        rest = train(folder, "resumed", recipe_of(rows, self.loading, device, **keys), hosts)
         found = {key: furthest(rest, whole[SAVED_AT:], key) for key in ("loss", "grad_norm")}
         one, other = exported(folder / "saved"), exported(folder / "resumed")
         found["weights"] = max(float((one[key] - other[key]).abs().max()) for key in one)
@@ -124,6 +128,7 @@ def main() -> int:
     """Run all pairs of this many GPUs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpus", type=int, choices=sorted(MESHES), required=True)
+    parser.add_argument("--one-card", action="store_true", help="all ranks share one GPU")
     parser.add_argument("--json", type=Path, help="where the numbers go, after each pair")
     parser.add_argument("--tiny", action="store_true", help="one pair, on CPU")
     options = parser.parse_args()
@@ -134,12 +139,13 @@ def main() -> int:
         del pairs[1:]
     worst = {"loss": 0.0, "grad_norm": 0.0, "weights": 0.0}
     # the models are so small that pairs share the GPUs: most of a run is its start
-    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(AT_ONCE) as pool:
+    hosts, at_once = (options.gpus, 1) if options.one_card else (1, AT_ONCE)
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(at_once) as pool:
         folder = Path(name)
         rows = write_rows(folder / "rows.jsonl", rows=200)
         device = "cpu" if options.tiny else "auto"
         running = [
-            pool.submit(pair.differences, folder / str(number), rows, device)
+            pool.submit(pair.differences, folder / str(number), rows, device, hosts)
             for number, pair in enumerate(pairs)
         ]
         for number, (pair, one) in enumerate(zip(pairs, running, strict=True)):

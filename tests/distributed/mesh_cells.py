@@ -3,7 +3,7 @@
 import json
 import math
 import multiprocessing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -160,8 +160,13 @@ def prepare_rows(recipe: Recipe, folder: Path) -> Path:
     return prepare(recipe, tokenizer, tokenizer_key(tokenizer), folder / "prepared").path
 
 
-def trace_cells(recipes: Sequence[Recipe], folder: Path, steps: int = STEPS) -> list[Trace]:
-    """Run recipes of one world size in one set of processes."""
+def trace_cells(
+    recipes: Sequence[Recipe],
+    folder: Path,
+    steps: int = STEPS,
+    start: Callable[..., int] = launch,
+) -> list[Trace]:
+    """Run recipes of one world size in one set of processes, which `start` starts."""
     cells = tuple(
         Cell(recipe, source_of(recipe), plan_of(recipe), prepare_rows(recipe, folder), steps)
         for recipe in recipes
@@ -171,7 +176,7 @@ def trace_cells(recipes: Sequence[Recipe], folder: Path, steps: int = STEPS) -> 
     (run_dir / "logs").mkdir(parents=True)
     job = CellsJob(cells, run_dir)
     options = LaunchOptions(world_size=world_size, run_dir=run_dir, device="cpu")
-    assert launch(job, run_cells, options) == 0
+    assert start(job, run_cells, options) == 0
     return [job.trace(number) for number in range(len(cells))]
 
 

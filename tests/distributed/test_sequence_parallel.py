@@ -34,7 +34,7 @@ ROWS, LENGTH, HIDDEN, LAYERS = 2, 12, 64, 2
 
 
 class Exchanges(TorchDispatchMode):
-    """Counts the collectives that a compiled block could hold."""
+    """Counts the collectives that a compiled block could hold, and our own operations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Exchanges(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> torch.Tensor:
-        if func.namespace == "_c10d_functional":
+        if func.namespace in ("_c10d_functional", "ndtrain"):
             self.counts[func.__name__.partition(".")[0]] += 1
         return func(*args, **(kwargs or {}))
 

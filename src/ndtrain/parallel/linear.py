@@ -7,7 +7,7 @@ with explicit collectives what travels (Megatron-LM, Shoeybi et al. 2019, sectio
 Shape letters: B rows, S tokens, I input features, O output features, V vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,8 @@ from ndtrain.parallel.collectives import (
     sum_gradient,
     sum_over,
 )
-from ndtrain.parallel.sequence import sum_tokens
+from ndtrain.parallel.overlap import gather_and_multiply, multiply_and_scatter
+from ndtrain.parallel.sequence import gather_tokens, sum_tokens
 
 
 def chunk_sizes(total: int, parts: int) -> tuple[int, ...]:
@@ -64,16 +65,69 @@ class ColumnLinear(nn.Module):
         self._sizes = chunk_sizes(linear.out_features, mesh.size()) if gather else None
         self._shares = shares
         self.multiply: Callable[..., torch.Tensor] = functional.linear
+        self.ahead: ProductsAhead | None = None
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Apply this rank's columns."""
         if not self._shares:
             inputs = sum_gradient(inputs, self._group)
         bias = None if self.bias is None else local(self.bias)
-        outputs = self.multiply(inputs, local(self.weight), bias)
+        outputs = None if self.ahead is None else self.ahead.take(self, inputs)
+        if outputs is None:
+            outputs = self.multiply(inputs, local(self.weight), bias)
+        elif bias is not None:
+            outputs = outputs + bias
         if self._sizes is not None:
             outputs = gather_replicated(outputs, -1, self._sizes, self._group)
         return outputs
+
+
+class ProductsAhead:
+    """Products of column-split linears that read one gathered input, made while it is gathered.
+
+    A linear that is called with that very input takes its product here; with another one, as
+    behind a norm, it computes its own.
+
+    Args:
+        columns: the linears.
+        group: the ranks that share the tokens.
+    """
+
+    def __init__(self, columns: Sequence[ColumnLinear], group: dist.ProcessGroup) -> None:
+        self._columns = tuple(columns)
+        self._group = group
+        self._inputs: torch.Tensor | None = None
+        self._products: dict[int, torch.Tensor] = {}
+        for column in columns:
+            column.ahead = self
+
+    def gather(self, share: torch.Tensor, rows: int) -> torch.Tensor:
+        """All tokens [rows, T / rows, H] of shares [1, T / tp, H]."""
+        plain = {
+            number: local(column.weight)
+            for number, column in enumerate(self._columns)
+            if column.multiply is functional.linear and column.weight.dtype == share.dtype
+        }
+        if not plain:
+            whole = gather_tokens(share, self._group)
+            return whole.view(rows, -1, whole.shape[-1])
+        weights = list(plain.values())
+        whole, *products = gather_and_multiply(share.flatten(0, 1), weights, self._group)
+        self._inputs = whole.view(rows, -1, whole.shape[-1])
+        self._products = dict(zip(plain, products, strict=True))
+        return self._inputs
+
+    def take(self, column: ColumnLinear, inputs: torch.Tensor) -> torch.Tensor | None:
+        """The product of one linear's weight with `inputs`, where it is here."""
+        number = self._columns.index(column)
+        if inputs is not self._inputs or number not in self._products:
+            return None
+        product = self._products.pop(number)
+        return product.view(*inputs.shape[:-1], product.shape[-1])
+
+    def forget(self) -> None:
+        """Let go of what nobody took."""
+        self._inputs, self._products = None, {}
 
 
 class RowLinear(nn.Module):
@@ -84,6 +138,7 @@ class RowLinear(nn.Module):
         mesh: the tp mesh.
         split_input: the input arrives whole and is cut here.
         shares: the output is this rank's share of the tokens, [1, B x S / tp, O].
+        overlaps: send products of other ranks' tokens while those of its own are computed.
     """
 
     def __init__(
@@ -93,6 +148,7 @@ class RowLinear(nn.Module):
         *,
         split_input: bool = False,
         shares: bool = False,
+        overlaps: bool = False,
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
@@ -102,13 +158,20 @@ class RowLinear(nn.Module):
         self._group: dist.ProcessGroup = mesh.get_group()
         self._sizes = chunk_sizes(linear.in_features, mesh.size()) if split_input else None
         self._sum = sum_tokens if shares else sum_over
+        self._overlaps = shares and overlaps
         self.multiply: Callable[..., torch.Tensor] = functional.linear
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Apply this rank's rows and sum over the ranks."""
         if self._sizes is not None:
             inputs = split_replicated(inputs, -1, self._sizes, self._group)
-        outputs = self._sum(self.multiply(inputs, local(self.weight)), self._group)
+        weight = local(self.weight)
+        plain = self.multiply is functional.linear and weight.dtype == inputs.dtype
+        if self._overlaps and plain:
+            flat = inputs.flatten(0, -2)
+            outputs = multiply_and_scatter(flat, weight, self._group).unsqueeze(0)
+        else:
+            outputs = self._sum(self.multiply(inputs, weight), self._group)
         return outputs if self.bias is None else outputs + self.bias
 
 

@@ -13,7 +13,7 @@ Shape letters: B rows, L tokens of a row, T = B x L, H hidden features.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -38,7 +38,19 @@ def own_tokens(keys: torch.Tensor, size: int, rank: int) -> torch.Tensor:
     return keys.reshape(1, size, -1)[:, rank]
 
 
-def gather_input(module: nn.Module, group: dist.ProcessGroup) -> None:
+class GathersAhead(Protocol):
+    """Gathers tokens, and does at the same time what the module will do with them."""
+
+    def gather(self, share: torch.Tensor, rows: int) -> torch.Tensor:
+        """All tokens [B, L, H] of `rows` rows from the ranks' shares [1, T / tp, H]."""
+
+    def forget(self) -> None:
+        """Let go of what the module did not take."""
+
+
+def gather_input(
+    module: nn.Module, group: dist.ProcessGroup, ahead: GathersAhead | None = None
+) -> None:
     """Let a module that works on a share of the features have all tokens, in place.
 
     A compiled module keeps its share of them and gathers once more in the backward pass: keeping
@@ -49,23 +61,34 @@ def gather_input(module: nn.Module, group: dist.ProcessGroup) -> None:
             Attention, known by its `rows`, gets all as [B, L, H]; an MLP, for which rows do not
             matter, as [1, T, H], or slice by slice where it is tiled.
         group: the ranks that hold the other tokens.
+        ahead: what gathers them instead.
     """
-    module.forward = partial(_with_all_tokens, group, module.forward)
+    module.forward = partial(_with_all_tokens, group, ahead, module.forward)
 
 
 def _with_all_tokens(
-    group: dist.ProcessGroup, forward: Callable[..., Any], *arguments: Any, **named: Any
+    group: dist.ProcessGroup,
+    ahead: GathersAhead | None,
+    forward: Callable[..., Any],
+    *arguments: Any,
+    **named: Any,
 ) -> Any:
     share = arguments[0] if arguments else named["hidden_states"]
-    if torch.compiler.is_compiling():
+    rows = named["rows"].num_rows if "rows" in named else 1
+    if ahead is not None:
+        whole = ahead.gather(share, rows)
+    elif torch.compiler.is_compiling():
         # the compiler would keep what arrived, but what a checkpoint holds it computes again
         whole = checkpoint(
             gather_tokens, share, group, use_reentrant=False, preserve_rng_state=False
         )
+        whole = whole.view(rows, -1, whole.shape[-1])
     else:
-        whole = gather_tokens(share, group)
-    if "rows" in named:
-        whole = whole.view(named["rows"].num_rows, -1, whole.shape[-1])
+        whole = gather_tokens(share, group).view(rows, -1, share.shape[-1])
     if arguments:
-        return forward(whole, *arguments[1:], **named)
-    return forward(**{**named, "hidden_states": whole})
+        outputs = forward(whole, *arguments[1:], **named)
+    else:
+        outputs = forward(**{**named, "hidden_states": whole})
+    if ahead is not None:
+        ahead.forget()
+    return outputs

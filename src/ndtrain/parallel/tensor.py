@@ -17,6 +17,7 @@ from ndtrain.errors import MeshError
 from ndtrain.parallel.linear import (
     ColumnLinear,
     HeadLinear,
+    ProductsAhead,
     RowLinear,
     VocabEmbedding,
     chunk_sizes,
@@ -96,7 +97,9 @@ def check_styles(plan: SplitPlan) -> None:
             )
 
 
-def apply_tensor_parallel(model: nn.Module, plan: SplitPlan, mesh: DeviceMesh) -> None:
+def apply_tensor_parallel(
+    model: nn.Module, plan: SplitPlan, mesh: DeviceMesh, *, overlaps: bool = False
+) -> None:
     """Split `model` in place over `mesh`.
 
     Names stay as they were; parameters become DTensors of their whole shape. `requires_grad` is
@@ -106,11 +109,10 @@ def apply_tensor_parallel(model: nn.Module, plan: SplitPlan, mesh: DeviceMesh) -
         model: the whole model, usually on the meta device.
         plan: what to split, with names as in `model.named_modules()`.
         mesh: the tp mesh.
+        overlaps: compute products while their tokens travel, where ranks share the tokens.
     """
     check_styles(plan)
     shares = bool(plan.entries)
-    for name in plan.entries:
-        gather_input(model.get_submodule(name), mesh.get_group())
     foreign: dict[str, str] = dict(plan.parameters)
     shared: dict[int, nn.Parameter] = {}
     for name, style in plan.modules.items():
@@ -140,12 +142,27 @@ def apply_tensor_parallel(model: nn.Module, plan: SplitPlan, mesh: DeviceMesh) -
                 model.set_submodule(name, column)
             case "rowwise" | "rowwise_split_input" if isinstance(module, nn.Linear):
                 split_input = style != "rowwise"
-                row = RowLinear(module, mesh, split_input=split_input, shares=shares)
+                row = RowLinear(
+                    module, mesh, split_input=split_input, shares=shares, overlaps=overlaps
+                )
                 model.set_submodule(name, row)
             case _:
                 foreign[name] = style
     if foreign:
         apply_tensor_parallelism(model, mesh, foreign)
+    for name in plan.entries:
+        entry = model.get_submodule(name)
+        ahead = _products_ahead(entry, mesh) if overlaps else None
+        gather_input(entry, mesh.get_group(), ahead)
+
+
+def _products_ahead(entry: nn.Module, mesh: DeviceMesh) -> ProductsAhead | None:
+    """Of the linears that read what is gathered at a module's entry, as their width says."""
+    columns = [module for module in entry.modules() if isinstance(module, ColumnLinear)]
+    # an adapter's second factor reads the result of its first
+    widest = max((column.in_features for column in columns), default=0)
+    readers = [column for column in columns if column.in_features == widest]
+    return ProductsAhead(readers, mesh.get_group()) if readers else None
 
 
 def local_vocabulary(vocab_size: int, mesh: DeviceMesh) -> tuple[int, int]:

@@ -62,6 +62,7 @@ RULES: tuple[Rule, ...] = (
     training_rules.early_step_needs_single_pass,
     training_rules.offloading_needs_recomputing,
     training_rules.slices_need_a_tiled_mlp,
+    training_rules.overlap_needs_shared_tokens,
     training_rules.small_states_need_adamw,
     training_rules.float8_needs_bf16_and_trained_weights,
     training_rules.half_sums_need_half_gradients,

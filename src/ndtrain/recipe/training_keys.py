@@ -24,6 +24,11 @@ class MeshKeys(RecipePart):
         description="Ranks that share matrices share the tokens too, where norms and residual sums "
         "work (Megatron's sequence parallelism); auto = wherever that changes no number.",
     )
+    async_tensor_parallel: bool = Field(
+        False,
+        description="Multiply while tokens travel between ranks that share matrices; needs "
+        "tensor_sequence_parallel.",
+    )
     device: Literal["auto", "cuda", "cpu"] = Field("auto", description="auto = CUDA when present.")
     ddp_timeout: int = Field(
         1800, ge=10, description="Seconds after which a hanging collective stops the run."

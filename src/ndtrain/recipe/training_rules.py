@@ -207,6 +207,28 @@ def slices_need_a_tiled_mlp(recipe: Recipe) -> Problem | None:
     )
 
 
+def overlap_needs_shared_tokens(recipe: Recipe) -> Problem | None:
+    """`async_tensor_parallel` hides the exchange of shared tokens; on one rank nothing travels."""
+    if not recipe.async_tensor_parallel:
+        return None
+    if recipe.tensor_parallel_size == 1:
+        return Problem(
+            ("async_tensor_parallel",),
+            "does nothing with tensor_parallel_size: 1.",
+            "Remove it.",
+            also=("tensor_parallel_size",),
+            is_notice=True,
+        )
+    if recipe.tensor_sequence_parallel is False:
+        return Problem(
+            ("async_tensor_parallel",),
+            "hides the exchange of tokens, of which every rank has all.",
+            "Add tensor_sequence_parallel: auto.",
+            also=("tensor_sequence_parallel",),
+        )
+    return None
+
+
 def small_states_need_adamw(recipe: Recipe) -> Problem | None:
     """`optimizer_state_dtype: bf16` and `8bit` are there for AdamW."""
     if recipe.optimizer_state_dtype == "fp32" or recipe.optimizer in LOW_BIT_OPTIMIZERS:

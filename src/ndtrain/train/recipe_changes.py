@@ -41,6 +41,7 @@ HARMLESS = frozenset(
         "tensor_parallel_size",
         "context_parallel_method",
         "tensor_sequence_parallel",
+        "async_tensor_parallel",
         "device",
         "ddp_timeout",
         "gradient_checkpointing",
