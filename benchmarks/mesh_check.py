@@ -33,6 +33,7 @@ from one_card import launch_on_one_card
 
 from ndtrain.launch import launch
 from ndtrain.plan.hardware import local_gpus
+from ndtrain.plan.plan import AXES
 from ndtrain.recipe.schema import Recipe
 
 LORA: dict[str, Any] = {
@@ -69,6 +70,12 @@ IN_BF16: dict[str, dict[str, Any]] = {
         "async_tensor_parallel": True,
     },
 }
+DIFFERS_WITH = {
+    "llama packed all-gather": AXES.index("cp"),
+    "llama all tokens on tp": AXES.index("tp"),
+    "llama async tp": AXES.index("tp"),
+}
+"""The axis without which a kind is another kind once more."""
 STEPS = {"fp32": 5, "bf16": 20}
 ALLOWED = {"fp32": (1e-4, 1e-3), "bf16": (0.005, 0.02)}
 """Relative, of losses and of gradient norms."""
@@ -90,6 +97,11 @@ def meshes_of(gpus: int) -> list[Mesh]:
     """All meshes of so many GPUs."""
     sizes = itertools.product(range(1, gpus + 1), repeat=4)
     return [mesh for mesh in sizes if math.prod(mesh) == gpus]
+
+
+def differs(kind: str, mesh: Mesh) -> bool:
+    """Whether a kind does anything of its own on a mesh."""
+    return kind not in DIFFERS_WITH or mesh[DIFFERS_WITH[kind]] > 1
 
 
 def mode_of(kind: str) -> str:
@@ -127,7 +139,8 @@ def differences(
     """Of each of some kinds on each mesh, from one GPU."""
     # in a process of its own: a parent that has used CUDA can no longer fork
     alone = trace_cells_apart([with_mesh(recipes[kind], ALONE) for kind in kinds], folder, steps)
-    cells = list(itertools.product(range(len(kinds)), meshes))
+    pairs = itertools.product(range(len(kinds)), meshes)
+    cells = [(number, mesh) for number, mesh in pairs if differs(kinds[number], mesh)]
     on_meshes = [with_mesh(recipes[kinds[number]], mesh) for number, mesh in cells]
     traces = trace_cells(on_meshes, folder, steps, start)
     for (number, mesh), trace in zip(cells, traces, strict=True):

@@ -19,8 +19,9 @@ from ndtrain.launch import LaunchOptions, launch
 
 
 def host_variables(number: int) -> dict[str, str]:
-    """What lets NCCL take a process for one of another host."""
-    return {"NCCL_HOSTID": f"host-{number}", "NCCL_SOCKET_IFNAME": "lo"}
+    """What lets NCCL take a process for one of another host, in little memory."""
+    name = {"NCCL_HOSTID": f"host-{number}", "NCCL_SOCKET_IFNAME": "lo"}
+    return {**name, "NCCL_BUFFSIZE": "1048576", "NCCL_MAX_NCHANNELS": "2"}
 
 
 def free_endpoint() -> str:

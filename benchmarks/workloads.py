@@ -46,6 +46,7 @@ TINY: dict[str, Any] = {
 }
 TINY_WIDE: dict[str, Any] = {**TINY, "hidden_size": 4096, "head_dim": 16}
 """As wide as fp8 asks for, and narrow everywhere else."""
+ASYNC_TP: dict[str, Any] = {"tensor_sequence_parallel": True, "async_tensor_parallel": True}
 BF16_STATES: dict[str, Any] = {"param_dtype": "bf16", "optimizer_state_dtype": "bf16"}
 
 
@@ -204,6 +205,8 @@ WORKS: dict[str, Work] = {
     # a row is shared by the ranks of a group: one would be too little work for each
     "8b-tp2-shard2": Work(LLAMA_3_8B, 8192, 4, ranks=4, keys=_mesh(1, 2, 2)),
     "8b-tp4": Work(LLAMA_3_8B, 8192, 4, ranks=4, keys=_mesh(1, 1, 4)),
+    "8b-tp2-shard2-async": Work(LLAMA_3_8B, 8192, 4, ranks=4, keys={**_mesh(1, 2, 2), **ASYNC_TP}),
+    "8b-tp4-async": Work(LLAMA_3_8B, 8192, 4, ranks=4, keys={**_mesh(1, 1, 4), **ASYNC_TP}),
     "8b-replicate2-shard2": Work(LLAMA_3_8B, 8192, 1, ranks=4, keys=_mesh(2, 2, 1)),
     # 96 GB a save: short rows, so that many steps go by while one is written
     "8b-checkpoint-4": Work(

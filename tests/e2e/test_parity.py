@@ -18,7 +18,7 @@ from ndtrain.plan.decide import decide
 from ndtrain.plan.model_source import find_model
 from ndtrain.recipe.schema import Recipe
 from ndtrain.train.assemble import assemble
-from ndtrain.train.cells import Cell, CellsJob, run_cell, save_trace, trace_steps
+from ndtrain.train.cells import Cell, CellsJob, Meshes, run_cell, save_trace, trace_steps
 from ndtrain.train.compare import LossReport, compare_traces
 
 MODEL = {
@@ -130,7 +130,7 @@ def run_broken(job: CellsJob, launched: LaunchedRank | None) -> int:
     runtime = start(launched, device="cpu")
     for number, cell in enumerate(job.cells):
         if number == 0:
-            trace = run_cell(cell, runtime.device)
+            trace = run_cell(cell, Meshes(runtime.device))
         else:
             mesh = build_mesh(cell.plan.parallel, runtime.device)
             engine = assemble(cell.recipe, cell.source, mesh)

@@ -5,7 +5,7 @@ This is how a mesh is compared with one process: each cell is assembled, fed and
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +16,10 @@ from ndtrain.data.prepare import open_prepared
 from ndtrain.data.token_rows import TokenRows
 from ndtrain.data.tokens import Ids
 from ndtrain.environment import LaunchedRank
-from ndtrain.parallel.mesh import build_mesh
+from ndtrain.parallel.mesh import Mesh, build_mesh
 from ndtrain.parallel.runtime import start, stop
 from ndtrain.plan.model_source import ModelSource
-from ndtrain.plan.plan import Plan
+from ndtrain.plan.plan import ParallelPlan, Plan
 from ndtrain.recipe.schema import Recipe
 from ndtrain.train.assemble import Engine, assemble
 from ndtrain.train.feed import build_batches
@@ -103,15 +103,27 @@ class SmallRows(TokenRows):
         return ids % self._vocab_size, folded
 
 
-def run_cell(cell: Cell, device: torch.device) -> Trace:
-    """Run one cell over the existing process group.
+class Meshes:
+    """The meshes of one process group; those of equal sizes share what they cost to connect.
 
     Args:
-        cell: its mesh must have as many ranks as the group.
         device: this rank's device.
     """
-    engine = assemble(cell.recipe, cell.source, build_mesh(cell.plan.parallel, device))
-    return trace_steps(cell, engine)
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._built: dict[tuple[int, ...], Mesh] = {}
+
+    def of(self, plan: ParallelPlan) -> Mesh:
+        """The mesh of a plan with as many ranks as the group."""
+        if plan.sizes not in self._built:
+            self._built[plan.sizes] = build_mesh(plan, self._device)
+        return replace(self._built[plan.sizes], plan=plan)
+
+
+def run_cell(cell: Cell, meshes: Meshes) -> Trace:
+    """Run one cell over the existing process group."""
+    return trace_steps(cell, assemble(cell.recipe, cell.source, meshes.of(cell.plan.parallel)))
 
 
 def trace_steps(cell: Cell, engine: Engine) -> Trace:
@@ -144,8 +156,9 @@ def run_cells(job: CellsJob, launched: LaunchedRank | None) -> int:
     runtime = start(launched, device=first.device, timeout_seconds=first.ddp_timeout)
     failed = True
     try:
+        meshes = Meshes(runtime.device)
         for number, cell in enumerate(job.cells):
-            trace = run_cell(cell, runtime.device)
+            trace = run_cell(cell, meshes)
             if runtime.is_main:
                 save_trace(trace, job.folder, number)
         failed = False
