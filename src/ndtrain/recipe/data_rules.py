@@ -25,6 +25,8 @@ _SET_FOR_EACH_ROW = frozenset(
         "tools",
     }
 )
+_SWITCHES = {"yes": True, "no": False, "on": True, "off": False}
+"""Words that YAML 1.1 took for true or false, and YAML 1.2 reads as they are."""
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 _OTHER_LOADERS = ("audiofolder", "imagefolder", "pandas", "videofolder", "webdataset", "xml")
 """File kinds of the hub's library; without files it would take what lies in the current folder."""
@@ -172,6 +174,20 @@ def template_variables_are_free(recipe: Recipe) -> Problem | None:
                 ("chat_template_kwargs", name),
                 "is set anew for each conversation.",
                 "Remove it; tools, for one, are a column of the rows.",
+            )
+    return None
+
+
+def template_switches_are_no_words(recipe: Recipe) -> Problem | None:
+    """A `no` in `chat_template_kwargs` is a word, and to a template every word is true."""
+    for name, value in recipe.chat_template_kwargs.items():
+        word = value.lower() if isinstance(value, str) else ""
+        if word in _SWITCHES:
+            return Problem(
+                ("chat_template_kwargs", name),
+                f"is the text '{value}', which a template takes for true.",
+                f"Write {str(_SWITCHES[word]).lower()} if a switch is meant.",
+                is_notice=True,
             )
     return None
 

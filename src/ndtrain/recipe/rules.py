@@ -55,6 +55,7 @@ RULES: tuple[Rule, ...] = (
     data_rules.jinja_template_given,
     data_rules.one_template_at_a_level,
     data_rules.template_variables_are_free,
+    data_rules.template_switches_are_no_words,
     data_rules.shares_or_counts,
     data_rules.all_or_no_weights,
     data_rules.evaluation_has_no_shares,

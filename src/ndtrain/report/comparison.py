@@ -112,10 +112,7 @@ def comparison_lines(first: RecordedRun, second: RecordedRun) -> Iterator[str]:
     """Settings, mesh and losses, side by side."""
     yield f"A       {first.directory.path}"
     yield f"B       {second.directory.path}"
-    differing = list(setting_differences(first.settings, second.settings))
-    yield f"recipe  {_how_many(len(differing))}"
-    for key, value_a, value_b in differing:
-        yield f"        {key}: {_shown(value_a)} → {_shown(value_b)}"
+    yield from _settings(first.settings, second.settings)
     yield from _changes("A", first)
     yield from _changes("B", second)
     if first.parallel != second.parallel:
@@ -123,6 +120,18 @@ def comparison_lines(first: RecordedRun, second: RecordedRun) -> Iterator[str]:
     yield from _bars(first, second)
     yield from _loss_lines("loss", first.history.steps, second.history.steps, untrained=1)
     yield from _loss_lines("eval", first.history.evals, second.history.evals, untrained=0)
+
+
+def _settings(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[str]:
+    """What differs in the recipes; of a run that has left none, that it has not."""
+    unknown = [label for label, settings in (("A", first), ("B", second)) if not settings]
+    if unknown:
+        yield f"recipe  {' and '.join(unknown)} left none"
+        return
+    differing = list(setting_differences(first, second))
+    yield f"recipe  {_how_many(len(differing))}"
+    for key, value_a, value_b in differing:
+        yield f"        {key}: {_shown(value_a)} → {_shown(value_b)}"
 
 
 def _changes(label: str, run: RecordedRun) -> Iterator[str]:

@@ -96,10 +96,10 @@ def _text(path: Path) -> str:
 
 def _settings(path: Path, text: str) -> Mapping[str, Any]:
     try:
-        settings: Mapping[str, Any] = yaml.safe_load(text) or {}
+        settings = yaml.safe_load(text) or {}
     except yaml.YAMLError as error:
         raise _broken(path) from error
-    return settings
+    return _mapping(settings, path)
 
 
 def _json(path: Path) -> Mapping[str, Any]:
@@ -107,9 +107,16 @@ def _json(path: Path) -> Mapping[str, Any]:
     if not text.strip():
         return {}
     try:
-        content: Mapping[str, Any] = json.loads(text)
+        content = json.loads(text)
     except ValueError as error:
         raise _broken(path) from error
+    return _mapping(content, path)
+
+
+def _mapping(content: Any, path: Path) -> Mapping[str, Any]:
+    # half a file may still be YAML or JSON, of another kind
+    if not isinstance(content, Mapping):
+        raise _broken(path)
     return content
 
 

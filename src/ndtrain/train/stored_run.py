@@ -21,6 +21,7 @@ from ndtrain.model.weights import load_weights
 from ndtrain.plan.model_source import ModelSource, find_model
 from ndtrain.recipe.load import load_recipe
 from ndtrain.recipe.schema import Recipe
+from ndtrain.recipe.template_choice import choose_template
 from ndtrain.report.run_directory import RunDirectory
 from ndtrain.train.checkpoint import find_checkpoint
 from ndtrain.train.checkpoint_files import FoundCheckpoint, step_of
@@ -104,22 +105,28 @@ def run_tokenizer(run: StoredRun) -> "PreTrainedTokenizerBase":
 def set_chat_template(tokenizer: "PreTrainedTokenizerBase", recipe: Recipe) -> None:
     """Let the tokenizer carry the prompt that the recipe trains on, if there is one.
 
-    That is the chat template, or the instruction form where no row has turns.
+    That is the chat template, the recipe's or the one on which its datasets agree, or the
+    instruction form where no row has turns.
     """
     from ndtrain.data.instruction_template import instruction_template
+    from ndtrain.data.parts import CHAT_TYPES
     from ndtrain.data.template_search import build_chat_template
 
-    if recipe.chat_template == "tokenizer_default" and recipe.chat_template_jinja is None:
+    chats = [spec for spec in recipe.datasets if spec.type in CHAT_TYPES]
+    choices = {choose_template(recipe, spec) for spec in chats}
+    choice = choices.pop() if len(choices) == 1 else choose_template(recipe)
+    is_default = choice.name == "tokenizer_default"
+    if is_default:
         form = instruction_template(recipe.datasets, tokenizer)
         if form is not None:
             tokenizer.chat_template = form
             return
     try:
         template = build_chat_template(
-            tokenizer, recipe.chat_template, recipe.chat_template_jinja, recipe.chat_template_kwargs
+            tokenizer, choice.name, choice.jinja, recipe.chat_template_kwargs
         )
     except RecipeError:
-        if recipe.chat_template != "tokenizer_default":
+        if not is_default:
             raise
         return  # rows without turns need no template
     tokenizer.chat_template = template.source

@@ -159,6 +159,20 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"chat_template_kwargs": {"tools": []}},
         "chat_template_kwargs",
     ),
+    "template_switches_are_no_words": (
+        {"chat_template_kwargs": {"enable_thinking": False, "style": "none"}},
+        {"chat_template_kwargs": {"enable_thinking": "No"}},
+        "chat_template_kwargs",
+    ),
+    "overlap_needs_shared_tokens": (
+        {
+            "async_tensor_parallel": True,
+            "tensor_parallel_size": 2,
+            "tensor_sequence_parallel": "auto",
+        },
+        {"async_tensor_parallel": True, "tensor_parallel_size": 2},
+        "async_tensor_parallel",
+    ),
     "shares_or_counts": (
         {"datasets": [{"path": "a", "weight": 1}]},
         {"datasets": [{"path": "a", "weight": 1, "samples": 3}]},
@@ -378,3 +392,16 @@ def test_an_argument_with_a_key_of_its_own_is_sent_there() -> None:
     problem = findings({"optim_args": {"betas": [0.9, 0.9]}})["optim_args_are_known"]
     assert problem.path == ("optim_args", "betas")
     assert problem.hint == "Use the key adam_beta1 and adam_beta2."
+
+
+def test_a_word_that_a_template_takes_for_true_is_a_notice(load, minimal) -> None:
+    (notice,) = load(f"{minimal}chat_template_kwargs: {{enable_thinking: no}}\n").notices
+    assert notice.endswith(
+        "chat_template_kwargs.enable_thinking: is the text 'no', which a template takes for true. "
+        "Write false if a switch is meant."
+    )
+
+
+def test_nothing_travels_that_could_be_hidden_on_one_rank(load, minimal) -> None:
+    (notice,) = load(f"{minimal}async_tensor_parallel: true\n").notices
+    assert notice.endswith("does nothing with tensor_parallel_size: 1. Remove it.")

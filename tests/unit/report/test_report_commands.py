@@ -177,6 +177,20 @@ def test_a_folder_that_is_no_run_is_named(finished, tmp_path):
     assert caught.value.where == str(tmp_path / "empty")
 
 
+def test_a_run_that_left_no_recipe_is_said_once(finished, twin):
+    twin.resolved.unlink()
+    lines = lines_of(finished.path, twin.path)
+    assert lines[2] == "recipe  B left none"
+    assert not [line for line in lines if "absent" in line]
+
+
+@pytest.mark.parametrize("half", ["learning_rate", "[1, 2]"])
+def test_half_a_recipe_is_named(finished, twin, half):
+    twin.resolved.write_text(half)
+    with pytest.raises(CheckpointError, match=r"resolved\.yaml: cannot be read"):
+        compare(finished.path, twin.path, stream=io.StringIO())
+
+
 def test_differences_by_dotted_key():
     first = {"a": 1, "b": {"c": [1, 2]}, "d": [{"e": 1}, {"e": 2}]}
     second = {"a": 1, "b": {"c": [1, 3]}, "d": [{"e": 1}], "f": None}
