@@ -41,7 +41,7 @@ class TimeSplit:
         optimizer: the update and gradient clipping.
         fsdp: exposed gathering of weights and reduction of gradients.
         replicate: exposed all-reduce between copies.
-        tp: exchange of hidden states; nothing hides it.
+        tp: exchange of hidden states; nothing hides it but products of `async_tensor_parallel`.
         cp: exchange of heads, or of keys and values.
     """
 
@@ -137,7 +137,7 @@ def predict_time(
         optimizer=state / bandwidth,
         fsdp=fsdp,
         replicate=replicate,
-        tp=passes * _tp_exchange(facts, setting, cluster, constants),
+        tp=passes * _tp_exchange(facts, setting, cluster, constants, matmul),
         cp=passes * _cp_exchange(facts, setting, cluster, constants),
     )
 
@@ -309,15 +309,28 @@ def _data_exchange(
 
 
 def _tp_exchange(
-    facts: ModelFacts, setting: Setting, cluster: Cluster, constants: Calibration
+    facts: ModelFacts,
+    setting: Setting,
+    cluster: Cluster,
+    constants: Calibration,
+    matmul: float,
 ) -> float:
+    """Exposed seconds of one micro-batch's exchange of hidden states.
+
+    Args:
+        matmul: seconds of its matrix products, behind which tokens may travel.
+    """
     tp = setting.parallel.tp
     if tp == 1:
         return 0.0
     halves = setting.parallel.sequence_parallel
     calls = facts.num_layers * _TP_REDUCTIONS * (2 if halves else 1)
     rate = cluster.rate_over(tp, "all_gather" if halves else "all_reduce", constants)
-    return _tp_bytes(facts, setting) / rate + calls * cluster.link_over(tp).latency_us * 1e-6
+    seconds = _tp_bytes(facts, setting) / rate + calls * cluster.link_over(tp).latency_us * 1e-6
+    if setting.overlaps:
+        # not measured: sends are taken to hide, and to slow what hides them, as gathers do
+        seconds = max(_SLOWS * seconds, seconds - _HIDDEN_BEHIND * matmul)
+    return seconds
 
 
 def _cp_exchange(

@@ -122,6 +122,22 @@ def test_tensor_parallelism_pays_for_its_link():
     assert times(ParallelPlan(tp=4), inter="ethernet-10", nodes=4).tp > 100 * fast.tp
 
 
+def test_products_hide_the_tokens_that_travel():
+    shared = ParallelPlan(tp=4, sequence_parallel=True)
+
+    plain, hidden = times(shared), times(shared, async_tensor_parallel=True)
+    # what a send takes from the product beside it is left
+    assert hidden.tp == pytest.approx(0.12 * plain.tp)
+    assert replace(hidden, tp=plain.tp) == plain
+    # over a slow link there is more to send than there is to compute
+    slow = times(shared, intra="pcie4").tp
+    left = times(shared, intra="pcie4", async_tensor_parallel=True).tp
+    assert left == pytest.approx(slow - 0.8 * plain.matmul)
+    # where nothing is shared, nothing is hidden
+    whole = ParallelPlan(tp=4)
+    assert times(whole, async_tensor_parallel=True) == times(whole)
+
+
 def test_shared_tokens_divide_norms_and_residual_sums():
     whole, shared = times(ParallelPlan(tp=4)), times(ParallelPlan(tp=4, sequence_parallel=True))
 
