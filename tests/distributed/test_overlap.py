@@ -23,6 +23,7 @@ from test_sequence_parallel import LAYERS, Exchanges, batch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
+from ndtrain.parallel.linear import ColumnLinear
 from ndtrain.parallel.mesh import build_mesh
 from ndtrain.parallel.overlap import gather_and_multiply, gather_multiply, multiply_and_scatter
 from ndtrain.plan.plan import ParallelPlan
@@ -174,7 +175,7 @@ def counted_work(rank: int) -> int:
 
 def exchanges_of_a_step(rank: int, recipe: Recipe) -> Counter[str]:
     """The collectives of one step, and the products that exchange on their own."""
-    plan = ParallelPlan(tp=2, sequence_parallel=True)
+    plan = ParallelPlan(tp=2, sequence_parallel=True, overlaps=True)
     engine = assemble(recipe, source_of(recipe), build_mesh(plan, torch.device("cpu")))
     with Exchanges() as exchanges:
         micro_batch_loss(engine, batch(), 0).backward()
@@ -245,3 +246,39 @@ def test_compiled_blocks_overlap_too(kind: str, tmp_path: Path) -> None:
 def test_more_ranks_than_key_value_heads(tmp_path: Path) -> None:
     sizes = {"num_key_value_heads": 1}
     compare(tmp_path, "llama", {"sizes": sizes}, [(1, 1, 1, 2)])
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        # an adapter may be wider than what it is added to
+        {"adapter": "lora", "lora_r": 80, "lora_target_linear": True},
+        # without equal parts the ranks would compile different blocks
+        pytest.param(
+            {"sizes": {"intermediate_size": 93}, "torch_compile": True}, marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_odd_widths_change_nothing(keys: dict[str, Any], tmp_path: Path) -> None:
+    compare(tmp_path, "llama", keys, [(1, 1, 1, 2)])
+
+
+def left_behind(rank: int, recipe: Recipe) -> list[bool]:
+    """Whether linears still hold what was gathered for them when the backward pass is over."""
+    plan = ParallelPlan(tp=2, sequence_parallel=True, overlaps=True)
+    engine = assemble(recipe, source_of(recipe), build_mesh(plan, torch.device("cpu")))
+    micro_batch_loss(engine, batch(), 0).backward()
+    modules = engine.causal_lm.modules()
+    columns = [module for module in modules if isinstance(module, ColumnLinear)]
+    return [column.ahead is not None and column.ahead.holds for column in columns]
+
+
+@pytest.mark.parametrize("policy", [False, True, "attention"])
+def test_a_block_that_was_recomputed_holds_nothing(policy: bool | str, tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "rows.jsonl")
+    keys = {"gradient_checkpointing": policy, "async_tensor_parallel": True}
+    recipe = with_mesh(tiny_recipe(rows, "llama", **keys), (1, 1, 1, 2))
+
+    for held in run_forked(2, tmp_path, left_behind, recipe):
+        assert len(held) == 5 * LAYERS
+        assert not any(held)

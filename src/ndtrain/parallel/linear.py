@@ -125,6 +125,11 @@ class ProductsAhead:
         product = self._products.pop(number)
         return product.view(*inputs.shape[:-1], product.shape[-1])
 
+    @property
+    def holds(self) -> bool:
+        """Whether tokens or products are kept here."""
+        return self._inputs is not None or bool(self._products)
+
     def forget(self) -> None:
         """Let go of what nobody took."""
         self._inputs, self._products = None, {}

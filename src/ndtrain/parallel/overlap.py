@@ -165,11 +165,11 @@ def gathered_gradients(
         gathering = _all_gather(whole, share.contiguous(), group=others.group, async_op=True)
     found = []
     if wanted[0]:
-        total = None if of_whole is None else of_whole.clone()
+        total = None if of_whole is None else of_whole.clone(memory_format=torch.contiguous_format)
         for gradient, weight in zip(gradients, weights, strict=True):
             total = gradient @ weight if total is None else total.addmm_(gradient, weight)
         assert total is not None, "something reads the tokens"
-        found.append(torch.empty_like(share))
+        found.append(share.new_empty(share.shape))
         summing = _reduce_scatter(found[0], total, group=others.group, async_op=True)
     if gathering is not None:
         gathering.wait()

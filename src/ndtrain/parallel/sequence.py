@@ -85,10 +85,11 @@ def _with_all_tokens(
         whole = whole.view(rows, -1, whole.shape[-1])
     else:
         whole = gather_tokens(share, group).view(rows, -1, share.shape[-1])
-    if arguments:
-        outputs = forward(whole, *arguments[1:], **named)
-    else:
-        outputs = forward(**{**named, "hidden_states": whole})
-    if ahead is not None:
-        ahead.forget()
-    return outputs
+    try:
+        if arguments:
+            return forward(whole, *arguments[1:], **named)
+        return forward(**{**named, "hidden_states": whole})
+    finally:
+        # a block that is recomputed is left by an exception, as soon as all it kept is there
+        if ahead is not None:
+            ahead.forget()

@@ -157,11 +157,13 @@ def apply_tensor_parallel(
 
 
 def _products_ahead(entry: nn.Module, mesh: DeviceMesh) -> ProductsAhead | None:
-    """Of the linears that read what is gathered at a module's entry, as their width says."""
-    columns = [module for module in entry.modules() if isinstance(module, ColumnLinear)]
-    # an adapter's second factor reads the result of its first
-    widest = max((column.in_features for column in columns), default=0)
-    readers = [column for column in columns if column.in_features == widest]
+    """Of the linears that read what is gathered at a module's entry."""
+    readers = [
+        module
+        for name, module in entry.named_modules()
+        # an adapter's second factor reads the result of its first
+        if isinstance(module, ColumnLinear) and "lora_" not in name
+    ]
     return ProductsAhead(readers, mesh.get_group()) if readers else None
 
 

@@ -160,7 +160,27 @@ def choose_exchange(facts: ModelFacts, recipe: Recipe, parallel: ParallelPlan) -
     wanted = recipe.tensor_sequence_parallel
     problem = why_whole_tokens(facts, recipe) if wanted == "auto" else sequence_problem(facts)
     shares = parallel.tp > 1 and wanted is not False and not problem
-    return replace(parallel, cp_method=method, sequence_parallel=shares)
+    chosen = replace(parallel, cp_method=method, sequence_parallel=shares)
+    overlaps = recipe.async_tensor_parallel and not why_tokens_wait(facts, recipe, chosen)
+    return replace(chosen, overlaps=overlaps)
+
+
+def why_tokens_wait(facts: ModelFacts, recipe: Recipe, parallel: ParallelPlan) -> str:
+    """Why products are not computed while tokens travel, empty where they can be.
+
+    Uneven parts are left out because each rank compiles its own blocks: of other sizes, it might
+    choose other products to compute again, and wait for ranks that do not.
+    """
+    if not parallel.sequence_parallel:
+        return "every rank has all tokens"
+    if recipe.fp8:
+        return "fp8 scales what it multiplies as a whole"
+    if facts.intermediate_size % parallel.tp:
+        return (
+            f"the {facts.intermediate_size} features of an MLP do not divide by "
+            f"tensor_parallel_size {parallel.tp}"
+        )
+    return ""
 
 
 def check_sequence(

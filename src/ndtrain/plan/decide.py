@@ -8,6 +8,7 @@ from ndtrain.plan.checks import (
     choose_exchange,
     describe_padding,
     tensor_size_works,
+    why_tokens_wait,
     why_whole_tokens,
 )
 from ndtrain.plan.facts import ModelFacts
@@ -115,6 +116,9 @@ def _notices(recipe: Recipe, facts: ModelFacts, parallel: ParallelPlan) -> list[
         notices.append(_untested(facts, parallel))
     elif parallel.tp > 1 and recipe.tensor_sequence_parallel == "auto" and why:
         notices.append(f"tensor_sequence_parallel is off: {why}.")
+    if recipe.async_tensor_parallel and parallel.tp > 1 and not parallel.overlaps:
+        waits = why_tokens_wait(facts, recipe, parallel)
+        notices.append(f"async_tensor_parallel is off: {waits}.")
     if parallel.tp > 1 and facts.family.tp_attention == "none":
         notices.append(
             f"{facts.model_type} repeats its attention on every rank of tensor_parallel_size "

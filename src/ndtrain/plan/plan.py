@@ -32,6 +32,7 @@ class ParallelPlan:
     Attributes:
         cp_method: how the ranks of a sequence exchange: `none`, `ulysses` or `allgather`.
         sequence_parallel: tp ranks share the tokens wherever they do not share the features.
+        overlaps: products are computed while those tokens travel.
     """
 
     dp_replicate: int = 1
@@ -40,6 +41,7 @@ class ParallelPlan:
     tp: int = 1
     cp_method: str = "none"
     sequence_parallel: bool = False
+    overlaps: bool = False
 
     @property
     def row_multiple(self) -> int:

@@ -47,9 +47,10 @@ def describe_plan(recipe: Recipe, plan: Plan) -> Iterator[str]:
         )
     if parallel.sequence_parallel:
         tokens = -(-recipe.sequence_len // (parallel.cp * parallel.tp))
+        travelling = ", products while they travel" if parallel.overlaps else ""
         yield (
             f"sequence parallelism: {tokens} of {recipe.sequence_len} tokens a rank outside "
-            "attention and MLP"
+            f"attention and MLP{travelling}"
         )
     yield describe_batch(plan.batch, recipe.sequence_len, packed=recipe.sample_packing)
 
@@ -109,6 +110,7 @@ def validation_json(recipe: Recipe | None, found: Validation) -> dict[str, Any]:
             **dict(zip(AXES, plan.parallel.sizes, strict=True)),
             "cp_method": plan.parallel.cp_method,
             "sequence_parallel": plan.parallel.sequence_parallel,
+            "async_tensor_parallel": plan.parallel.overlaps,
             "world_size": plan.parallel.world_size,
         }
         result["batch"] = {

@@ -72,7 +72,6 @@ class Setting:
         tiled: the MLP of a block works on slices of the tokens, each computed again.
         tiled_shards: number of slices, None: one for every `hidden_size` tokens.
         float8: how 8-bit matmuls of the blocks are scaled: `tensorwise` or `rowwise`.
-        overlaps: products are computed while the tokens that tp ranks share travel.
         shares_inputs: adapted linears of one input are computed together, as ours are.
         on_gpu: a rank has a GPU; else it is a process of a host.
         document_len: tokens that attend to each other, where rows hold several documents; None:
@@ -106,7 +105,6 @@ class Setting:
     tiled: bool = False
     tiled_shards: int | None = None
     float8: str | None = None
-    overlaps: bool = False
 
     @property
     def local_tokens(self) -> int:
@@ -132,7 +130,7 @@ class Setting:
         are computed while tokens travel always do.
         """
         compiled = self.compiled and not self.rebuilds
-        return self.parallel.sequence_parallel and (compiled or self.overlaps)
+        return self.parallel.sequence_parallel and (compiled or self.parallel.overlaps)
 
     @property
     def copies_weights(self) -> bool:
@@ -208,7 +206,6 @@ def setting_of(
         tiled=recipe.tiled_mlp,
         tiled_shards=recipe.tiled_mlp_num_shards,
         float8=float8_kind(recipe),
-        overlaps=(recipe.async_tensor_parallel and parallel.sequence_parallel and not recipe.fp8),
     )
 
 

@@ -327,7 +327,7 @@ def _tp_exchange(
     calls = facts.num_layers * _TP_REDUCTIONS * (2 if halves else 1)
     rate = cluster.rate_over(tp, "all_gather" if halves else "all_reduce", constants)
     seconds = _tp_bytes(facts, setting) / rate + calls * cluster.link_over(tp).latency_us * 1e-6
-    if setting.overlaps:
+    if setting.parallel.overlaps:
         # not measured: sends are taken to hide, and to slow what hides them, as gathers do
         seconds = max(_SLOWS * seconds, seconds - _HIDDEN_BEHIND * matmul)
     return seconds

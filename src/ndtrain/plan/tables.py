@@ -204,6 +204,7 @@ def candidate_json(facts: ModelFacts, candidate: Candidate, cluster: Cluster) ->
         **dict(zip(AXES, candidate.parallel.sizes, strict=True)),
         "cp_method": candidate.parallel.cp_method,
         "sequence_parallel": candidate.parallel.sequence_parallel,
+        "async_tensor_parallel": candidate.parallel.overlaps,
         "micro_batch_size": setting.micro_batch,
         "gradient_accumulation_steps": setting.accumulation,
         "gradient_checkpointing": setting.policy,

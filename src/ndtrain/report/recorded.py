@@ -51,6 +51,7 @@ class RecordedRun:
             **{axis: sizes.get(axis, 1) for axis in AXES},
             cp_method=sizes.get("cp_method", "none"),
             sequence_parallel=sizes.get("sequence_parallel", False),
+            overlaps=sizes.get("overlaps", False),
         )
 
     @property

@@ -207,7 +207,7 @@ def assemble(recipe: Recipe, source: ModelSource, mesh: Mesh, *, num_tokens: int
     vocab_size = causal_lm.get_output_embeddings().weight.shape[0]
     vocabulary = Vocabulary(0, vocab_size)
     if plan.tp > 1:
-        apply_tensor_parallel(model, splits, mesh.tp, overlaps=recipe.async_tensor_parallel)
+        apply_tensor_parallel(model, splits, mesh.tp, overlaps=plan.overlaps)
         vocabulary = Vocabulary(*local_vocabulary(vocab_size, mesh.tp), mesh.tp_group)
     uniform = use_experts(
         causal_lm,

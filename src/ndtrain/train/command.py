@@ -328,7 +328,8 @@ def print_plan(loaded: LoadedRecipe, plan: Plan, run_dir: RunDirectory) -> None:
         print(f"cp     {plan.parallel.cp_method}")
     if plan.parallel.tp > 1:
         on = "on" if plan.parallel.sequence_parallel else "off"
-        print(f"tp     sequence parallelism {on}")
+        also = ", products while tokens travel" if plan.parallel.overlaps else ""
+        print(f"tp     sequence parallelism {on}{also}")
     print(f"batch  {describe_batch(plan.batch, recipe.sequence_len, packed=recipe.sample_packing)}")
     for notice in (*loaded.notices, *plan.notices):
         print(f"note   {notice}")

@@ -16,6 +16,7 @@ from ndtrain.plan.checks import (
     local_heads,
     sequence_problem,
     valid_tensor_sizes,
+    why_tokens_wait,
 )
 from ndtrain.plan.facts import facts_from_config
 from ndtrain.plan.plan import BatchPlan, ParallelPlan, row_multiple
@@ -194,6 +195,28 @@ def test_gradients_in_fp32_that_are_kept_in_bf16_are_not_summed_from_rounded_par
     mesh = choose_exchange(facts(), asked, ParallelPlan(tp=2))
 
     assert mesh.sequence_parallel == shares
+
+
+@pytest.mark.parametrize(
+    ("keys", "tp", "why"),
+    [
+        ({}, 2, ""),
+        ({"async_tensor_parallel": False}, 2, None),
+        ({"tensor_sequence_parallel": False}, 2, "every rank has all tokens"),
+        ({"fp8": True}, 2, "fp8 scales what it multiplies as a whole"),
+        ({}, 8, "the 92 features of an MLP do not divide by tensor_parallel_size 8"),
+    ],
+)
+def test_products_wait_for_tokens_where_parts_are_not_equal(keys, tp, why):
+    known = facts(heads=8, intermediate_size=92)
+    given = {"async_tensor_parallel": True, "tensor_sequence_parallel": True, **keys}
+    asked = recipe(**given)
+
+    mesh = choose_exchange(known, asked, ParallelPlan(tp=tp))
+
+    assert mesh.overlaps == (why == "")
+    if why is not None:
+        assert why_tokens_wait(known, asked, mesh) == why
 
 
 def test_shared_tokens_asked_for_where_the_model_needs_all_are_refused():

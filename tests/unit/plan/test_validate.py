@@ -200,6 +200,14 @@ def test_attention_that_every_rank_repeats_is_noticed(write):
     ) in found.notices
 
 
+def test_products_that_wait_for_their_tokens_are_noticed(write):
+    model = "model_config: {model_type: gpt_oss, num_local_experts: 4, hidden_size: 64}"
+    shared = ("tensor_parallel_size: 2", "tensor_sequence_parallel: auto")
+    found = check(write(*shared, "async_tensor_parallel: true", model=model))
+
+    assert "async_tensor_parallel is off: every rank has all tokens." in found.notices
+
+
 def test_a_run_directory_that_is_taken_is_noticed(write, tmp_path):
     path = write()
     folder = tmp_path / "runs" / "recipe"
@@ -306,6 +314,7 @@ def test_json_has_everything_a_script_needs(write, capsys):
         "tp": 3,
         "cp_method": "none",
         "sequence_parallel": False,
+        "async_tensor_parallel": False,
         "world_size": 6,
     }
     assert result["batch"]["tokens_per_step"] == 2 * 2048
