@@ -15,7 +15,7 @@ from ndtrain.plan.memory import predict_memory
 from ndtrain.plan.model_facts import find_facts
 from ndtrain.plan.plan import BatchPlan, Plan
 from ndtrain.plan.search import Candidate, evaluate, setting_on
-from ndtrain.recipe.load import LoadedRecipe, check_rules
+from ndtrain.recipe.load import LoadedRecipe, check_rules, rule_notices
 from ndtrain.recipe.schema import Recipe
 
 
@@ -67,7 +67,7 @@ def validate_recipe(loaded: LoadedRecipe, machines: Machines) -> Validation:
     warnings += _run_directory(recipe, loaded.path)
     if facts is not None:
         warnings += advise_disk(recipe, facts, run_directory(recipe, loaded.path))
-    notices = (*loaded.notices, *(plan.notices if plan else ()))
+    notices = (*loaded.notices, *rule_notices(loaded), *(plan.notices if plan else ()))
     return Validation(
         facts=facts,
         plan=plan,

@@ -113,6 +113,13 @@ def check_rules(loaded: LoadedRecipe) -> list[RecipeError]:
     return loaded.places.report(problem for problem in found if not problem.is_notice)
 
 
+def rule_notices(loaded: LoadedRecipe) -> tuple[str, ...]:
+    """What the rules say and let pass, for a recipe loaded without `check`."""
+    found = broken_rules(loaded.recipe)
+    notices = loaded.places.report(problem for problem in found if problem.is_notice)
+    return tuple(map(str, notices))
+
+
 def _validate(document: Document) -> tuple[Recipe | None, list[Problem]]:
     """The recipe, and what is wrong; with problems, a recipe of the sound keys where possible."""
     data = copy.deepcopy(document.data)

@@ -200,6 +200,17 @@ def test_attention_that_every_rank_repeats_is_noticed(write):
     ) in found.notices
 
 
+def test_what_the_rules_let_pass_is_noticed(write):
+    found = check(write("lora_r: 8", "async_tensor_parallel: true"))
+
+    assert found.problems == ()
+    lora, overlap = (notice.partition(": ")[2] for notice in found.notices)
+    assert lora.startswith("lora_r: does nothing without adapter")
+    assert overlap == (
+        "async_tensor_parallel: does nothing with tensor_parallel_size: 1. Remove it."
+    )
+
+
 def test_products_that_wait_for_their_tokens_are_noticed(write):
     model = "model_config: {model_type: gpt_oss, num_local_experts: 4, hidden_size: 64}"
     shared = ("tensor_parallel_size: 2", "tensor_sequence_parallel: auto")
