@@ -62,7 +62,9 @@ def apply_recompute(blocks: Iterable[nn.Module], policy: str) -> None:
         )
 
 
-def apply_compile(blocks: Iterable[nn.Module], budget: float, *, whole: bool = True) -> None:
+def apply_compile(
+    blocks: Iterable[nn.Module], budget: float, *, whole: bool = True, place: str = ""
+) -> None:
     """Compile each block as one graph; equal blocks share the compiled code.
 
     Call it before anything of the model runs: what was compiled until then is forgotten.
@@ -73,11 +75,12 @@ def apply_compile(blocks: Iterable[nn.Module], budget: float, *, whole: bool = T
             only. It prices what it recomputes by floating-point work, so that matrix products
             and attention go last.
         whole: a block is one graph; else one before and one after a part that allows it.
+        place: of this rank among those whose blocks have other parts of the same matrices.
     """
     # where an earlier model of this process had other sizes, they would count as varying
     torch._dynamo.reset()
     for block in blocks:
-        block.forward = compile_function(block.forward, budget=budget, whole=whole)
+        block.forward = compile_function(block.forward, budget=budget, whole=whole, place=place)
 
 
 def ask_for_gradients(embedding: nn.Module) -> None:
@@ -95,7 +98,7 @@ def ask_for_gradients(embedding: nn.Module) -> None:
 
 
 def compile_function(
-    function: Callable[..., Any], *, budget: float, whole: bool = True
+    function: Callable[..., Any], *, budget: float, whole: bool = True, place: str = ""
 ) -> Callable[..., Any]:
     """Compile a forward pass; equal modules share the compiled code.
 
@@ -103,6 +106,8 @@ def compile_function(
         function: a module's `forward`.
         budget: share of the activations that the compiler may keep.
         whole: it is one graph; else it may be left where `error_on_graph_break` is off.
+        place: ranks of other places keep code of their own in the compiler's cache, which knows
+            parameters that are split by their whole shape only.
     """
     import torch._functorch.config as partitioner
 
@@ -115,10 +120,12 @@ def compile_function(
     }
     chosen |= {name: value for name, value in _WHERE_KNOWN.items() if hasattr(partitioner, name)}
     settings = partitioner.patch(chosen)
+    cache = torch.compiler.config
+    own_code = cache.patch(cache_key_tag=cache.cache_key_tag + place)  # type: ignore[attr-defined]
     # graphs of their own: training, evaluation, rows of many lengths, documents and whole rows
     limit = torch._dynamo.config.patch(recompile_limit=64)
     compiled = torch.compile(function, fullgraph=whole)
     if not whole:
         compiled = torch._dynamo.error_on_graph_break(True)(compiled)
-    result: Callable[..., Any] = limit(settings(compiled))
+    result: Callable[..., Any] = limit(settings(own_code(compiled)))
     return result

@@ -192,7 +192,12 @@ class _Compute(Function):
 
 
 def apply_tiled_mlp(
-    blocks: Iterable[nn.Module], keys: DropoutKeys, *, shards: int | None, compiles: bool
+    blocks: Iterable[nn.Module],
+    keys: DropoutKeys,
+    *,
+    shards: int | None,
+    compiles: bool,
+    place: str = "",
 ) -> None:
     """Let the MLP of each block work slice by slice, in place.
 
@@ -202,6 +207,7 @@ def apply_tiled_mlp(
         keys: what dropout inside adapted linears reads.
         shards: number of slices of a micro-batch, None: one for every H tokens.
         compiles: compile what a slice passes, as the block around it is.
+        place: as for `compile_function`.
 
     Raises:
         MeshError: a block has no module of the name `mlp`.
@@ -214,5 +220,7 @@ def apply_tiled_mlp(
                 where="tiled_mlp",
                 hint="Remove tiled_mlp; gradient_checkpointing: true works.",
             )
-        forward = compile_function(mlp.forward, budget=1.0) if compiles else mlp.forward
+        forward = mlp.forward
+        if compiles:
+            forward = compile_function(forward, budget=1.0, place=place)
         mlp.forward = _Slices(mlp, forward, keys, shards)

@@ -218,10 +218,12 @@ def assemble(recipe: Recipe, source: ModelSource, mesh: Mesh, *, num_tokens: int
     if policy.float8 is not None:
         apply_float8(blocks, policy.float8)
     compiles = policy.compiles and uniform
+    place = f"tp {mesh.tp_rank} of {plan.tp}" if plan.tp > 1 else ""
     if policy.tiles:
-        apply_tiled_mlp(blocks, keys, shards=recipe.tiled_mlp_num_shards, compiles=compiles)
+        slices = recipe.tiled_mlp_num_shards
+        apply_tiled_mlp(blocks, keys, shards=slices, compiles=compiles, place=place)
     if compiles:
-        apply_compile(blocks, policy.budget, whole=not policy.tiles)
+        apply_compile(blocks, policy.budget, whole=not policy.tiles, place=place)
         ask_for_gradients(causal_lm.get_input_embeddings())
         if plan.tp == 1:
             # a dozen passes over the hidden states, if left as it is
