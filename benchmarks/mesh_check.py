@@ -138,15 +138,17 @@ def differences(
 ) -> Iterator[Difference]:
     """Of each of some kinds on each mesh, from one GPU."""
     # in a process of its own: a parent that has used CUDA can no longer fork
-    alone = trace_cells_apart([with_mesh(recipes[kind], ALONE) for kind in kinds], folder, steps)
-    pairs = itertools.product(range(len(kinds)), meshes)
-    cells = [(number, mesh) for number, mesh in pairs if differs(kinds[number], mesh)]
-    on_meshes = [with_mesh(recipes[kinds[number]], mesh) for number, mesh in cells]
+    references = trace_cells_apart(
+        [with_mesh(recipes[kind], ALONE) for kind in kinds], folder, steps
+    )
+    alone = dict(zip(kinds, references, strict=True))
+    cells = [(kind, mesh) for kind in kinds for mesh in meshes if differs(kind, mesh)]
+    on_meshes = [with_mesh(recipes[kind], mesh) for kind, mesh in cells]
     traces = trace_cells(on_meshes, folder, steps, start)
-    for (number, mesh), trace in zip(cells, traces, strict=True):
-        loss = furthest(trace.losses, alone[number].losses)
-        grad_norm = furthest(trace.grad_norms, alone[number].grad_norms)
-        yield Difference(kinds[number], mesh, loss, grad_norm)
+    for (kind, mesh), trace in zip(cells, traces, strict=True):
+        loss = furthest(trace.losses, alone[kind].losses)
+        grad_norm = furthest(trace.grad_norms, alone[kind].grad_norms)
+        yield Difference(kind, mesh, loss, grad_norm)
 
 
 def furthest(found: tuple[float, ...], wanted: tuple[float, ...]) -> float:

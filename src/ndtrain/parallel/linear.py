@@ -23,7 +23,7 @@ from ndtrain.parallel.collectives import (
     sum_over,
 )
 from ndtrain.parallel.overlap import gather_and_multiply, multiply_and_scatter
-from ndtrain.parallel.sequence import gather_tokens, sum_tokens
+from ndtrain.parallel.sequence import gather_rows, sum_tokens
 
 
 def chunk_sizes(total: int, parts: int) -> tuple[int, ...]:
@@ -82,6 +82,11 @@ class ColumnLinear(nn.Module):
         return outputs
 
 
+def _multiplies_plainly(linear: "ColumnLinear | RowLinear", inputs: torch.Tensor) -> bool:
+    """Whether a linear's product is that of two matrices of one dtype."""
+    return linear.multiply is functional.linear and linear.weight.dtype == inputs.dtype
+
+
 class ProductsAhead:
     """Products of column-split linears that read one gathered input, made while it is gathered.
 
@@ -106,11 +111,10 @@ class ProductsAhead:
         plain = {
             number: local(column.weight)
             for number, column in enumerate(self._columns)
-            if column.multiply is functional.linear and column.weight.dtype == share.dtype
+            if _multiplies_plainly(column, share)
         }
         if not plain:
-            whole = gather_tokens(share, self._group)
-            return whole.view(rows, -1, whole.shape[-1])
+            return gather_rows(share, rows, self._group)
         weights = list(plain.values())
         whole, *products = gather_and_multiply(share.flatten(0, 1), weights, self._group)
         self._inputs = whole.view(rows, -1, whole.shape[-1])
@@ -171,8 +175,7 @@ class RowLinear(nn.Module):
         if self._sizes is not None:
             inputs = split_replicated(inputs, -1, self._sizes, self._group)
         weight = local(self.weight)
-        plain = self.multiply is functional.linear and weight.dtype == inputs.dtype
-        if self._overlaps and plain:
+        if self._overlaps and _multiplies_plainly(self, inputs):
             flat = inputs.flatten(0, -2)
             outputs = multiply_and_scatter(flat, weight, self._group).unsqueeze(0)
         else:

@@ -28,6 +28,20 @@ def gather_tokens(share: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor
     return gather_parts(share, 1, group, sum_in=share.dtype)
 
 
+def gather_rows(share: torch.Tensor, rows: int, group: dist.ProcessGroup) -> torch.Tensor:
+    """All tokens [B, L, H] of `rows` rows from the ranks' shares [1, T / tp, H].
+
+    The compiler would keep what arrived, but what a checkpoint holds it computes again.
+    """
+    if torch.compiler.is_compiling():
+        whole: torch.Tensor = checkpoint(
+            gather_tokens, share, group, use_reentrant=False, preserve_rng_state=False
+        )
+    else:
+        whole = gather_tokens(share, group)
+    return whole.view(rows, -1, share.shape[-1])
+
+
 def sum_tokens(parts: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """This rank's share [1, T / tp, H] of the sum over the ranks' [B, L, H]."""
     return sum_parts(parts.reshape(1, -1, parts.shape[-1]), 1, group)
@@ -75,16 +89,7 @@ def _with_all_tokens(
 ) -> Any:
     share = arguments[0] if arguments else named["hidden_states"]
     rows = named["rows"].num_rows if "rows" in named else 1
-    if ahead is not None:
-        whole = ahead.gather(share, rows)
-    elif torch.compiler.is_compiling():
-        # the compiler would keep what arrived, but what a checkpoint holds it computes again
-        whole = checkpoint(
-            gather_tokens, share, group, use_reentrant=False, preserve_rng_state=False
-        )
-        whole = whole.view(rows, -1, whole.shape[-1])
-    else:
-        whole = gather_tokens(share, group).view(rows, -1, share.shape[-1])
+    whole = gather_rows(share, rows, group) if ahead is None else ahead.gather(share, rows)
     try:
         if arguments:
             return forward(whole, *arguments[1:], **named)

@@ -90,7 +90,8 @@ def plan_recipe(loaded: LoadedRecipe, machines: Machines, *, assumed_gpu: str) -
         MeshError: no mesh of this many ranks works for the model.
     """
     recipe = loaded.recipe
-    problems: list[NdtrainError] = list(check_rules(loaded))
+    broken, _ = check_rules(loaded)
+    problems: list[NdtrainError] = [*broken]
     if problems:
         raise combine(problems)
     key = "base_model" if recipe.model_config_ is None else "model_config"

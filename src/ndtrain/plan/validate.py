@@ -15,7 +15,7 @@ from ndtrain.plan.memory import predict_memory
 from ndtrain.plan.model_facts import find_facts
 from ndtrain.plan.plan import BatchPlan, Plan
 from ndtrain.plan.search import Candidate, evaluate, setting_on
-from ndtrain.recipe.load import LoadedRecipe, check_rules, rule_notices
+from ndtrain.recipe.load import LoadedRecipe, check_rules
 from ndtrain.recipe.schema import Recipe
 
 
@@ -44,7 +44,8 @@ class Validation:
 def validate_recipe(loaded: LoadedRecipe, machines: Machines) -> Validation:
     """Check everything that needs neither weights nor GPU."""
     recipe, where = loaded.recipe, loaded.position
-    problems: list[NdtrainError] = list(check_rules(loaded))
+    broken, let_pass = check_rules(loaded)
+    problems: list[NdtrainError] = [*broken]
     facts = _facts(loaded, problems)
     world_size = ranks_to_start(recipe, machines)
     plan, mesh_problems = try_plan(recipe, facts, world_size=world_size, where=where)
@@ -67,7 +68,7 @@ def validate_recipe(loaded: LoadedRecipe, machines: Machines) -> Validation:
     warnings += _run_directory(recipe, loaded.path)
     if facts is not None:
         warnings += advise_disk(recipe, facts, run_directory(recipe, loaded.path))
-    notices = (*loaded.notices, *rule_notices(loaded), *(plan.notices if plan else ()))
+    notices = (*loaded.notices, *let_pass, *(plan.notices if plan else ()))
     return Validation(
         facts=facts,
         plan=plan,

@@ -107,17 +107,15 @@ def examine(
     return recipe, found
 
 
-def check_rules(loaded: LoadedRecipe) -> list[RecipeError]:
-    """The rules between keys and the missing files, for a recipe loaded without `check`."""
+def check_rules(loaded: LoadedRecipe) -> tuple[list[RecipeError], tuple[str, ...]]:
+    """What the rules between keys forbid, missing files too, and what they say and let pass.
+
+    For a recipe loaded without `check`.
+    """
     found = [*broken_rules(loaded.recipe), *missing_files(loaded.recipe)]
-    return loaded.places.report(problem for problem in found if not problem.is_notice)
-
-
-def rule_notices(loaded: LoadedRecipe) -> tuple[str, ...]:
-    """What the rules say and let pass, for a recipe loaded without `check`."""
-    found = broken_rules(loaded.recipe)
+    errors = loaded.places.report(problem for problem in found if not problem.is_notice)
     notices = loaded.places.report(problem for problem in found if problem.is_notice)
-    return tuple(map(str, notices))
+    return errors, tuple(map(str, notices))
 
 
 def _validate(document: Document) -> tuple[Recipe | None, list[Problem]]:

@@ -152,7 +152,7 @@ def test_a_learning_rate_must_be_finite_and_positive(complaints, minimal, value:
 def test_without_check_a_recipe_loads_whose_files_are_gone(load, minimal) -> None:
     text = minimal.replace("synthetic", "/gone/rows.jsonl")
     loaded = load(text, check=False)
-    (error,) = check_rules(loaded)
+    (error,), _ = check_rules(loaded)
     assert error.message == "datasets[0].path: the file '/gone/rows.jsonl' does not exist."
     with pytest.raises(Problems):
         load(text)
